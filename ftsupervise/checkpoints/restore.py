@@ -196,7 +196,9 @@ def _alone(partial: Path) -> Iterator[Path]:
     fd = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if (owner := os.fstat(fd).st_uid) not in (os.geteuid(), 0):  # who could exchange what is brought there
-            raise NotPermitted(f"{partial} belongs to {shown_user(owner)}", hint=f"have it removed: ls -ld {to_type(partial)}")
+            raise NotPermitted(
+                f"{partial} belongs to {shown_user(owner)}", hint=f"have it removed: ls -ld {to_type(partial)}"
+            )
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

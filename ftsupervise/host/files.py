@@ -43,13 +43,14 @@ def create_new(
     append: bool = False,
     dir_fd: int | None = None,
 ) -> int:
-    """Make the file ``path`` and return its descriptor, open for writing. ``mode`` is cut by the umask. ``dir_fd``: the folder in
-    which it is made, open: it is the one that ``path`` names, or nothing is made.
+    """Make the file ``path`` and return its descriptor, open for writing. ``mode`` is cut by the umask.
+
+    ``dir_fd``: the folder in which it is made, open: it is the one that ``path`` names, or nothing is made.
 
     Raises OSError: EEXIST whatever lies there already, a link too; EPERM for a stranger's link on the way (``links.py``).
     """
     flags = (os.O_RDWR if read else os.O_WRONLY) | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    name = path if dir_fd is None else os.path.basename(path)  # noqa: PTH119
+    name = path if dir_fd is None else os.path.basename(path)
     fd = os.open(name, flags | (os.O_APPEND if append else 0), mode, dir_fd=dir_fd)
     try:
         judge(fd, path)

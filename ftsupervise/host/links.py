@@ -61,7 +61,9 @@ def judge(fd: int, path: str | os.PathLike[str]) -> None:
 
     What is not under a link costs two looks at the kernel's name of the file. Raises OSError.
     """
-    _judge(fd, os.path.dirname(from_the_root(path)), os.path.dirname(os.readlink(f"{_HELD}{fd}")), os.path.basename(path))  # noqa: PTH115, PTH119, PTH120
+    typed, real = from_the_root(path), os.readlink(f"{_HELD}{fd}")  # noqa: PTH115
+    folder, name = os.path.split(typed)
+    _judge(fd, folder, os.path.dirname(real), name)  # noqa: PTH120
 
 
 def judge_folder(fd: int, path: str | os.PathLike[str]) -> None:
@@ -70,7 +72,7 @@ def judge_folder(fd: int, path: str | os.PathLike[str]) -> None:
 
 
 def _judge(fd: int, typed: str, real: str, name: str) -> None:
-    """Judge the way to the folder ``typed``, where the kernel says that it is another one, ``real``. ``fd`` is ``name`` in it."""
+    """Judge the way to the folder ``typed``, where the kernel says that it is another one, ``real``. ``fd``: ``name`` in it."""
     if real == typed or (typed, real) in _judged:
         return
     is_held = typed.startswith(_HELD)

@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 from ftsupervise.errors import NotPermitted
 from ftsupervise.host import files
-from ftsupervise.host.links import LINKS, LinkOfStranger, Make, descend, from_the_root
-from ftsupervise.host.links import may_be_root
+from ftsupervise.host.links import LINKS, LinkOfStranger, Make, descend, from_the_root, may_be_root
 from ftsupervise.host.links import shown_user as shown_user
 from ftsupervise.host.links import user_name as user_name
 from ftsupervise.printable import to_type
@@ -643,7 +642,7 @@ def make_like(folder: Path, source: Reach) -> None:
     if folder.is_dir():
         return
     try:
-        with _made(folder, OWN) as fd:
+        with _new_folder(folder, OWN) as fd:
             if fd is not None:
                 settle(fd, source)
     except FileNotFoundError:
@@ -701,7 +700,7 @@ def make_own(folder: Path) -> None:
 
 
 @contextmanager
-def _made(folder: Path, mode: int) -> Iterator[int | None]:
+def _new_folder(folder: Path, mode: int) -> Iterator[int | None]:
     """Make it where no stranger's link leads, and yield it, open; None where another process has renamed it already. Raises
     OSError, which names the folder."""
     with ExitStack() as until:
@@ -740,7 +739,7 @@ def _above(path: Path) -> Iterator[int]:
 def claim_folder(folder: Path, mode: int | None = None) -> None:
     """Make ``folder``, for one caller only: FileExistsError for all others. Without ``mode`` it is shared as its parent is."""
     wanted = mode_inside(folder.parent) if mode is None else mode
-    with _made(folder, wanted & FOLDER) as fd:  # never more than that, not for a moment
+    with _new_folder(folder, wanted & FOLDER) as fd:  # never more than that, not for a moment
         try:
             if fd is not None:
                 _set_mode(fd, wanted)
@@ -758,7 +757,7 @@ def make_root(folder: Path) -> bool:
         return False
     make_folder(folder.parent, FOLDER, parents=True)
     try:
-        with _made(folder, FOLDER) as fd:
+        with _new_folder(folder, FOLDER) as fd:
             if fd is not None:
                 _set_mode(fd, 0o750 | os.fstat(fd).st_mode & 0o005)
     except FileExistsError:

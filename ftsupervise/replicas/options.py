@@ -6,7 +6,6 @@ What each group's supervisor is to do stands on a page in the group's directory:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from ftsupervise.config.grouping import least_of
 from ftsupervise.errors import Refused, UsageError, from_os_error
-from ftsupervise.host.ownership import FOLDER, make_folder, read_trusted, refuse_link
+from ftsupervise.host.ownership import FOLDER, make_folder, read_trusted, refuse_link, remove_entry
 from ftsupervise.host.processes import own_command
 from ftsupervise.probe.errand import no_answer, within
 from ftsupervise.replicas.bounds import Timeouts, derive, hang_bounds, problems
@@ -147,11 +146,11 @@ def let_leave(run: RunDir, group: str) -> str:
 def let_join(run: RunDir, group: str) -> str:
     mark = _mark_of(run, group)
     try:
-        os.unlink(mark)
-    except FileNotFoundError:
-        return f"{group} has not left"
+        there = remove_entry(mark)
     except OSError as error:
         raise from_os_error(error, f"remove {mark}") from None
+    if not there:
+        return f"{group} has not left"
     return f"{group} joins again as soon as it has nodes"
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.errors import Error
 from ftsupervise.host import files
-from ftsupervise.host.ownership import user_name
+from ftsupervise.host.ownership import remove_entry, user_name
 from ftsupervise.replicas.stalls import read_stalls
 from ftsupervise.report import Status
 from ftsupervise.report.detail import account_of, avoided_nodes
@@ -88,7 +88,7 @@ def write(folder: Path, run: RunMetrics) -> str:
             return trouble
         if run.over:
             if before is not None:
-                path.unlink(missing_ok=True)
+                remove_entry(path)
             return ""
         least = counters_in(before.text) if before is not None and before.text.startswith(f"{run.head}\n") else {}
         write_whole(path, f"{run.head}\n{text_of(run.samples, least)}", mode=_MODE, sync=False)
@@ -167,7 +167,7 @@ def _remove_stale(path: Path) -> None:
     try:
         before = _before(path)
         if before is not None and before.age > STALE.total_seconds() and before.text.startswith(_HEAD):
-            path.unlink(missing_ok=True)
+            remove_entry(path)
     except OSError:
         return
 

@@ -120,8 +120,10 @@ def _is_ours(entry: str) -> bool:
 
 
 def prepare(root: Path, *, drop: bool = True) -> Path:
-    """Make the copy in ``root``, or complete it; return the entry for PYTHONPATH. ``drop``: all but the newest go. Raises OSError, PermissionError also
-    where another account could have written what the training would run."""
+    """Make the copy in ``root``, or complete it; return the entry for PYTHONPATH. ``drop``: all but the newest copies go.
+
+    Raises OSError, PermissionError also where another account could have written what the training would run.
+    """
     sources = {name: (_PACKAGE / name).stat() for name in copied()}
     told = "\n".join(f"{name} {one.st_size} {one.st_mtime_ns}" for name, one in sources.items())
     home = root / f"{VERSION}-{blake2b(told.encode(), digest_size=6).hexdigest()}"

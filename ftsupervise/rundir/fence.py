@@ -124,10 +124,15 @@ def is_sealed(area: Path) -> bool:
 def move(source: Path, target: Path, area: Path) -> bool:
     """Rename out of ``area`` or into it: all or nothing, also against a seal.
 
-    Returns False when the area is sealed and nothing was done. Raises OSError for every other error.
+    Returns False when the area is sealed and nothing was done. Raises OSError for every other error, EPERM too where a link of
+    another account leads to one of the two.
     """
     try:
-        os.rename(source, target)
+        with (
+            open_folder(source.parent, follow=True, flags=os.O_PATH) as at,
+            open_folder(target.parent, follow=True, flags=os.O_PATH) as into,
+        ):
+            os.rename(source.name, target.name, src_dir_fd=at, dst_dir_fd=into)
     except OSError as error:
         if error.errno in _GONE and is_sealed(area):
             return False

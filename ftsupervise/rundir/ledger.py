@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from ftsupervise.errors import from_os_error
 from ftsupervise.host import files, processes
-from ftsupervise.host.ownership import claim_folder
+from ftsupervise.host.ownership import claim_folder, held_to_write
 from ftsupervise.model import GUARD, NOBODY, OUTPUT, Attempt, Cause, CauseKind, Claim, End, NodeRanks, Reached
 from ftsupervise.printable import printable
 from ftsupervise.rundir import heartbeat_page
@@ -537,7 +537,8 @@ def claim_after(rundir: RunDir, mine: int) -> Claim | None:
 def give_back(mine: Claim) -> None:
     """Remove a claim without any page. One that cannot be removed stays, as an attempt that started nothing."""
     try:
-        mine.folder.rmdir()
+        with held_to_write(mine.folder.parent) as here:
+            (here / mine.folder.name).rmdir()
     except OSError:
         return
 

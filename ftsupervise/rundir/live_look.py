@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from ftsupervise.host import files
-from ftsupervise.host.ownership import distrust, make_folder, remove_entry
+from ftsupervise.host.ownership import distrust, held_to_write, make_folder, remove_entry
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.rundir.records import EPOCH, read_record, write_json
@@ -96,9 +96,10 @@ def begin_answer(attempt: Path) -> Path:
     make_folder(attempt / NOW, parents=True)
     for folder in (attempt / NOW, attempt / NOW / FLIGHT):
         make_folder(folder)
-        for name in os.listdir(folder):
-            if name.startswith((*_PAGES, files.TEMPORARY)):
-                (folder / name).unlink(missing_ok=True)
+        with held_to_write(folder) as here:
+            for name in os.listdir(here):
+                if name.startswith((*_PAGES, files.TEMPORARY)):
+                    (here / name).unlink(missing_ok=True)
     return attempt / NOW
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from ftsupervise.host import processes
-from ftsupervise.host.ownership import held, held_to_write, make_folder
+from ftsupervise.host.ownership import held, held_to_write, make_folder, remove_entry
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import EPOCH, read_record, write_json
@@ -60,7 +60,7 @@ def at_the_gate(rundir: RunDir, job: str) -> bool:
 def forget(rundir: RunDir, job: str) -> None:
     """Remove its page: it has an attempt, or its end says nothing against the run. Never raises."""
     try:
-        os.unlink(_page(rundir, job))
+        remove_entry(_page(rundir, job))
     except OSError:
         return
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from ftsupervise.checkpoints import digest
 from ftsupervise.checkpoints.manifest import distrust_folder
-from ftsupervise.host.ownership import distrust, remedy, shown_user
+from ftsupervise.host.ownership import distrust, held_to_write, remedy, shown_user
 from ftsupervise.rundir.lineage import Lineage
 from ftsupervise.rundir.records import read_record, write_json
 from ftsupervise.snapshots import state
@@ -162,12 +162,13 @@ def anchors(checkpoints: Path) -> dict[str, str]:
 
 def remove(kept: KeptSnapshot) -> None:
     """Remove it, by a rename first, so that no rank begins from half of it."""
-    gone = kept.path.with_name(f".removing-{kept.path.name.removeprefix('.')}")
     try:
-        kept.path.rename(gone)
+        with held_to_write(kept.path.parent) as here:
+            gone = here / f".removing-{kept.path.name.removeprefix('.')}"
+            (here / kept.path.name).rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
     except OSError:
         return
-    shutil.rmtree(gone, ignore_errors=True)
 
 
 def write_rank(place: str, folder: str, rank: int, wanted: SnapshotId) -> bool:

@@ -35,6 +35,7 @@ from ftsupervise.rundir.paths import RunDir, write_whole
 from ftsupervise.rundir.switches import KILL, SAVE, clear_answered, look_at_switch
 from ftsupervise.truth import Health, LeftCheckpoint
 from tests.neighbours.patience import wait_until
+from tests.neighbours.stranger import one_by_one
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]
 
@@ -133,8 +134,8 @@ def scene(top: Path) -> Scene:
 
 
 @pytest.mark.threat(
-    "A member of the group lays a chain of links of which each names the next one many times, so that to judge the way takes for "
-    "ever: no job starts any more, and `launch` hangs.",
+    "A member of the group lays a chain of links of which each names the next one many times, so that to judge the way takes "
+    "for ever: no job starts any more, and `launch` hangs.",
     "Forty links are followed in all, as by the kernel.",
 )
 def test_a_chain_of_links_that_has_no_end_is_given_up_at_once(scene: Scene) -> None:
@@ -291,8 +292,8 @@ def test_a_training_imports_nothing_from_a_run_that_was_exchanged(scene: Scene, 
 
 
 @pytest.mark.threat(
-    "A member exchanges the run for a link to another run of yours, while the guard looks for switches: it would obey those that "
-    "you have raised for the other, and take them down there.",
+    "A member exchanges the run for a link to another run of yours, while the guard looks for switches: it would obey those "
+    "that you have raised for the other, and take them down there.",
     "The folder of the switches is read, and a switch taken down, through no link of another account.",
 )
 def test_no_switch_of_another_run_is_obeyed_or_taken_down_through_a_link(scene: Scene) -> None:
@@ -318,8 +319,8 @@ def test_no_switch_of_another_run_is_obeyed_or_taken_down_through_a_link(scene: 
 
 
 @pytest.mark.threat(
-    "A member who may write the folder that you name for what a drill leaves (`drill --keep`) lays a link there, by the name of a "
-    "row, into a private folder of yours.",
+    "A member who may write the folder that you name for what a drill leaves (`drill --keep`) lays a link there, by the name "
+    "of a row, into a private folder of yours.",
     "No link of another account is followed, nothing is put into what others may write, and what is kept is yours alone.",
 )
 def test_what_a_drill_leaves_is_put_where_no_link_leads(scene: Scene) -> None:
@@ -354,8 +355,8 @@ def test_what_a_drill_leaves_is_put_where_no_link_leads(scene: Scene) -> None:
 
 
 @pytest.mark.threat(
-    "A member who may write the folder into which you bring a checkpoint back has made its half (`.restoring-`) first, and would "
-    "exchange what is in it.",
+    "A member who may write the folder into which you bring a checkpoint back has made its half (`.restoring-`) first, and "
+    "would exchange what is in it.",
     "A half of another account is refused before anything is brought there.",
 )
 def test_nothing_is_brought_back_into_a_folder_of_another_account(scene: Scene, python: str) -> None:
@@ -366,7 +367,7 @@ def test_nothing_is_brought_back_into_a_folder_of_another_account(scene: Scene, 
     offload(one, FolderStore(scene.home / "copies"), now=lambda: NOW)
     for path in (scene.home / "copies", *(scene.home / "copies").rglob("*")):
         os.chown(path, pwd.getpwnam(ADA).pw_uid, GROUP)
-    as_one(EVE, partial(half.mkdir, 0o777))
+    as_one(EVE, one_by_one(half.mkdir, partial(half.chmod, 0o777)))
     words = ["checkpoints", "restore", str(scene.project), "--from", str(scene.home / "copies"), "--name", "step-5"]
     done = subprocess.run(
         [python, "-I", "-m", "ftsupervise", *words],
