@@ -114,7 +114,7 @@ def _played(row: DrillRow, place: DrillPlace, keep: Path | None) -> RowResult:
                 return row.play(scene)
             finally:
                 if keep is not None:
-                    _keep(scene.rundir.root, keep / row.name)
+                    keep_what_is_left(scene.rundir.root, keep / row.name)
     except CannotTry as why:
         return RowResult(row.name, RowOutcome.NOT_TRIED, why_not=str(why))
     except Error as error:  # of the sandbox, or of a launch
@@ -123,7 +123,7 @@ def _played(row: DrillRow, place: DrillPlace, keep: Path | None) -> RowResult:
         return RowResult(row.name, RowOutcome.NOT_TRIED, why_not=str(error))
 
 
-def _keep(root: Path, place: Path) -> None:
+def keep_what_is_left(root: Path, place: Path) -> None:
     """Copy what the copy of a row has left, without its checkpoints, for this account's eyes alone. Raises CannotWrite,
     NotPermitted."""
     left_out = shutil.ignore_patterns("checkpoints", "guard")

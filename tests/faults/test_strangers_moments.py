@@ -27,7 +27,7 @@ from ftsupervise.checkpoints.commit import commit
 from ftsupervise.checkpoints.offload import offload
 from ftsupervise.checkpoints.stores import FolderStore
 from ftsupervise.checkpoints.written import drop_older, keep
-from ftsupervise.drill.play import _keep
+from ftsupervise.drill.play import keep_what_is_left
 from ftsupervise.errors import Error
 from ftsupervise.host.ownership import claim_folder, held, set_mode, strangers_link
 from ftsupervise.run import fencing
@@ -341,8 +341,8 @@ def test_what_a_drill_leaves_is_put_where_no_link_leads(scene: Scene) -> None:
     def drill() -> None:
         for name in ("killed-rank", "full-disk"):
             with pytest.raises(Error):
-                _keep(scene.home / "copy", kept / name)
-        _keep(scene.home / "copy", kept / "no-slurm")
+                keep_what_is_left(scene.home / "copy", kept / name)
+        keep_what_is_left(scene.home / "copy", kept / "no-slurm")
         assert (kept / "no-slurm" / "run.yaml").read_text() == "of the drill"
         assert (kept / "no-slurm").stat().st_mode & 0o777 == 0o700
 

@@ -106,7 +106,7 @@ PAST: dict[str, tuple[Past, ...]] = {
     "integrations/huggingface.py": (Past("throw_away", STAGED),),
     "launch/folders.py": (Past("_give", "gives a folder of this account's own to a group that the settings name"),),
     "launch/submit.py": (Past("register", STATE), Past("submit _claim", RUN)),
-    "drill/play.py": (Past("_keep", HELD),),
+    "drill/play.py": (Past("keep_what_is_left", HELD),),
     "drill/rows.py": (Past("_flip_bits", PRIVATE),),
     "doctor/here.py": (Past("_write_as_a_run", OWN),),
     "doctor/trial.py": (Past("_take_away", HELD),),
