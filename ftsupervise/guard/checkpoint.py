@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise.guard.settings import RankContext, Voice
+from ftsupervise.guard.settings import RankContext, Voice, run_owner
 from ftsupervise.host import files
 from ftsupervise.host.ownership import SHARED, make_folder, mode_inside
 from ftsupervise.rundir import fence
@@ -173,7 +173,7 @@ class Checkpoints:
         from ftsupervise.checkpoints.manifest import distrust_folder
         from ftsupervise.host.ownership import remedy
 
-        owner = () if self._place.rundir is None else (self._place.rundir.root.stat().st_uid,)
+        owner = run_owner(self._place)
         try:
             reason = distrust_folder(self.folder, owner)
         except FileNotFoundError:

@@ -25,7 +25,7 @@ from ftsupervise.checkpoints.manifest import distrust_folder, manifest_of, read_
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.suspicion import Suspicion, suspect
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, Verdict
-from ftsupervise.guard.settings import RankContext, Voice
+from ftsupervise.guard.settings import RankContext, Voice, run_owner
 from ftsupervise.host.ownership import remedy
 from ftsupervise.model import Attempt
 from ftsupervise.rundir import ledger, switches
@@ -337,11 +337,11 @@ def _saved_there(place: RankContext, verdict: Verdict) -> str:
     if verdict.state is CheckpointState.NOT_TRUSTED:
         try:
             found = os.lstat(manifest_of(verdict.path))
-            if found.st_uid not in (os.geteuid(), 0, *_owner(place)):  # a stranger's: none of ours
+            if found.st_uid not in (os.geteuid(), 0, *run_owner(place)):  # a stranger's: none of ours
                 return ""
             if place.rundir is not None and _is_anothers(place.rundir, verdict.path):
                 return ""
-            return f"{verdict.words()} (type: {_remedy(verdict.path, _owner(place))})"
+            return f"{verdict.words()} (type: {_remedy(verdict.path, run_owner(place))})"
         except OSError:
             return ""
     return verdict.words() if verdict.manifest and verdict.state is not CheckpointState.ANOTHERS else ""
@@ -378,15 +378,11 @@ def _on_record(place: RankContext, foreign: Collection[Verdict], wanted: Wanted)
     for name in () if foreign else _TRACKERS:
         path = place.checkpoints / name
         try:
-            if path.is_file() and path.stat().st_size and path.stat().st_uid in (os.geteuid(), *_owner(place)):
+            if path.is_file() and path.stat().st_size and path.stat().st_uid in (os.geteuid(), *run_owner(place)):
                 return f"{path} names a checkpoint that is not there or not good"
         except OSError:
             continue
     return ""
-
-
-def _owner(place: RankContext) -> tuple[int, ...]:
-    return () if place.rundir is None else (place.rundir.root.stat().st_uid,)
 
 
 # ------------------------------------------------------------------------------------------------ following rank 0
@@ -487,7 +483,7 @@ def _scope(place: RankContext, world: int | None, voice: Voice, wanted: Wanted) 
     elif place.rank and thoroughness is Thoroughness.FULL:  # rank 0 reads every byte for all
         thoroughness = Thoroughness.QUICK
     run = None if place.rundir is None else read_lineage(place.rundir)
-    return Scope(thoroughness, world, _owner(place), run=run)
+    return Scope(thoroughness, world, run_owner(place), run=run)
 
 
 def _suspicion(place: RankContext, voice: Voice) -> Suspicion | None:

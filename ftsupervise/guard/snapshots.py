@@ -31,7 +31,7 @@ from ftsupervise.checkpoints.mapped_bytes import MappedBytes
 from ftsupervise.guard.loaded_again import LoadedAgain
 from ftsupervise.guard.loop_state import LoopState
 from ftsupervise.guard.resume import refuse
-from ftsupervise.guard.settings import RankContext, Voice, whole
+from ftsupervise.guard.settings import RankContext, Voice, run_owner, whole
 from ftsupervise.guard.stop_reasons import StopReasons
 from ftsupervise.host.ownership import is_private
 from ftsupervise.rundir.attempt_pages import write_page
@@ -233,8 +233,7 @@ class Snapshots:
         folder = os.environ.get(ENV_SNAPSHOT_KEPT, "")
         if folder:
             try:
-                owner = () if self._place.rundir is None else (self._place.rundir.root.stat().st_uid,)
-                self._kept = kept_for(Path(folder), self._place.world, owner), None
+                self._kept = kept_for(Path(folder), self._place.world, run_owner(self._place)), None
                 self._kept = self._kept[0], KeptRank(Path(folder), self._place.rank)
             except (OSError, ValueError) as error:
                 self._why = str(error)

@@ -13,10 +13,10 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.replicas.table import read_trusted
+from ftsupervise.host.ownership import distrust
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.records import write_json
+from ftsupervise.rundir.records import read_record, write_json
 
 MANAGER = "manager.json"
 _ATTEMPTS = 3  # of each group that are read: the newest
@@ -47,8 +47,16 @@ def pages_of(group: RunDir) -> list[ManagerPage]:
         for number in sorted(ledger.numbers(group))[-_ATTEMPTS:]:
             attempt = group.attempt(number)
             if MANAGER in os.listdir(attempt):  # on NFS that revalidates the folder, in which it may be new
-                page = read_trusted(ManagerPage, attempt / MANAGER)
+                page = _read(attempt / MANAGER)
                 found += [page] if page is not None and page.address else []
     except (FileNotFoundError, NotADirectoryError):
         return found
     return found
+
+
+def _read(path: Path) -> ManagerPage | None:
+    """Read a page of this account's own: the owner of the folder may have put another one in the place of the run's."""
+    try:
+        return read_record(ManagerPage, path, distrust=lambda page: distrust(page, path))
+    except (OSError, ValueError):
+        return None

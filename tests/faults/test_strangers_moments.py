@@ -30,6 +30,7 @@ from ftsupervise.checkpoints.written import drop_older, keep
 from ftsupervise.drill.play import keep_what_is_left
 from ftsupervise.errors import Error
 from ftsupervise.host.ownership import claim_folder, held, set_mode, strangers_link
+from ftsupervise.replicas.sources import ManagerPage, managers, write_manager
 from ftsupervise.run import fencing
 from ftsupervise.rundir.paths import RunDir, write_whole
 from ftsupervise.rundir.switches import KILL, SAVE, clear_answered, look_at_switch
@@ -376,3 +377,73 @@ def test_nothing_is_brought_back_into_a_folder_of_another_account(scene: Scene, 
     )  # fmt: skip
     assert f"{half} belongs to games" in done.stderr, done
     assert not list(half.iterdir())
+
+
+@pytest.mark.threat(
+    "A member exchanges the run directory while your training begins, which takes it many seconds, and has a checkpoint of "
+    "theirs lie in it: the guard would take the directory's owner for the run's, and your training would unpickle it.",
+    "The owner of a run directory is believed only where the attempt of this very training lies in it.",
+)
+@pytest.mark.parametrize("attempt", ["copied", "linked", "moved"])
+def test_the_guard_goes_on_from_no_checkpoint_of_a_run_that_was_exchanged(
+    scene: Scene, python: str, attempt: str
+) -> None:
+    one = scene.project / "forged" / "checkpoints" / "step-9"
+    for folder in (
+        one,
+        scene.project / "forged" / "attempts",
+        scene.run / "attempts" / "0001",
+        scene.run / "checkpoints",
+    ):
+        folder.mkdir(parents=True)
+    (one / "weights").write_bytes(b"w" * 5)
+    commit(one)
+    (scene.project / "other").mkdir()
+    for top, who in ((scene.run, ADA), (scene.project / "other", ADA), (scene.project / "forged", EVE)):
+        for path in (top, *top.rglob("*")):
+            os.chown(path, pwd.getpwnam(who).pw_uid, GROUP)
+    (scene.project / "other").chmod(0o2775)
+
+    def exchange() -> None:
+        scene.run.rename(scene.away)
+        (scene.project / "forged").rename(scene.run)
+        attempts = scene.run / "attempts"
+        if attempt == "copied":
+            (attempts / "0001").mkdir()
+        elif attempt == "moved":
+            (scene.project / "other").rename(attempts / "0001")
+        else:
+            attempts.rmdir()
+            attempts.symlink_to(scene.away / "attempts")
+
+    as_one(EVE, exchange)
+    env = {
+        "PATH": "/usr/bin:/bin", "HOME": str(scene.home), "FTSUPERVISE_RUN_DIR": str(scene.run), "FTSUPERVISE_ATTEMPT": "1",
+        "FTSUPERVISE_ATTEMPT_DIR": str(scene.run / "attempts" / "0001"),
+        "FTSUPERVISE_CHECKPOINT_DIR": str(scene.run / "checkpoints"),
+    }  # fmt: skip
+    done = subprocess.run(
+        [python, "-I", "-c", "from ftsupervise import Guard; print('goes on from', Guard().latest())"],
+        cwd="/", env=env, user=ADA, group=GROUP, extra_groups=[], capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "step-9" not in done.stdout, done
+
+
+@pytest.mark.threat(
+    "The same with a run of replica groups: a page in the directory of theirs says that their manager is one of the run's, so that "
+    "each group would unpickle its weights.",
+    "Only pages of the account that trains say where weights may come from.",
+)
+def test_a_group_takes_no_weights_by_the_word_of_a_run_that_was_exchanged(scene: Scene) -> None:
+    def start(address: str) -> None:
+        attempt = scene.run / "groups" / "g001" / "attempts" / "0001"
+        attempt.mkdir(parents=True)
+        write_manager(attempt, ManagerPage(address, "g001:1"))
+
+    def found(*wanted: str) -> None:
+        assert managers(RunDir(scene.run).group("g000")) == set(wanted)
+
+    as_one(ADA, partial(start, "http://node-1:1"))
+    as_one(ADA, partial(found, "http://node-1:1"))
+    as_one(EVE, one_by_one(lambda: scene.run.rename(scene.away), partial(start, "http://evil:1")))
+    as_one(ADA, found)
