@@ -455,6 +455,7 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
     now = now._replace(claim=mine, fence=fencing.begin(rundir, mine.number, _where(to), partial(tell, log)))
     newer = superseded(rundir, mine.number)
     why = f"attempt {newer} has begun meanwhile" if newer is not None else shut(to.options)
+    why = why or gate.another_place(rundir, mine.folder, to.options.launched)  # before its pages say what is kept or set aside
     policy = TornPolicy(to.options.torn == "set-aside", to.observes)
     if not why and not look_before(place_of(to), mine.number, policy, wait):
         why = "asked to stop before it was started"

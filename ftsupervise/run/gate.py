@@ -187,9 +187,10 @@ def another_place(rundir: RunDir, attempt: Path, launched: str) -> str:
         return pinned.another(rundir, launched) if launched else ""
     except (FileNotFoundError, NotADirectoryError):
         return f"{rundir.root} no longer holds {attempt.name}, this attempt: its file system is gone, or it was moved"
+    except PermissionError as error:
+        return f"{rundir.root} is closed to its own run: {error.strerror}"
     except OSError:
-        pass
-    return ""
+        return ""
 
 
 def odd_switches(rundir: RunDir) -> tuple[str, ...]:

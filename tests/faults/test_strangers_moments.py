@@ -430,8 +430,8 @@ def test_the_guard_goes_on_from_no_checkpoint_of_a_run_that_was_exchanged(
 
 
 @pytest.mark.threat(
-    "The same with a run of replica groups: a page in the directory of theirs says that their manager is one of the run's, so that "
-    "each group would unpickle its weights.",
+    "The same with a run of replica groups: a page in the directory of theirs says that their manager is one of the run's, so "
+    "that each group would unpickle its weights.",
     "Only pages of the account that trains say where weights may come from.",
 )
 def test_a_group_takes_no_weights_by_the_word_of_a_run_that_was_exchanged(scene: Scene) -> None:
