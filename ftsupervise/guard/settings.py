@@ -8,7 +8,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from datetime import timedelta
 from math import inf
 from pathlib import Path
@@ -55,26 +54,12 @@ class RankContext(NamedTuple):
 
 
 def run_owner(place: RankContext) -> tuple[int, ...]:
-    """Return the account whose checkpoints are trusted besides ours and root's: the owner of the run directory. Nobody, where
-    our own attempt does not lie in that directory: another account has put it there since. Raises OSError."""
-    from ftsupervise.host.files import open_folder
-    from ftsupervise.host.ownership import distrust
-    from ftsupervise.rundir.attempt_pages import NAMES, StartPage
+    """Return the account whose checkpoints are trusted besides ours and root's: the owner of the run directory, if it is still
+    the one that this attempt began in. Raises OSError."""
+    from ftsupervise.rundir.pinned import seen_with
 
-    if place.rundir is None:
-        return ()
-    with ExitStack() as until:
-        root = at = until.enter_context(open_folder(place.rundir.root, follow=True))
-        if place.attempt_dir is not None:
-            try:
-                for name in (place.rundir.attempts.name, place.attempt_dir.name):
-                    at = until.enter_context(open_folder(name, dir_fd=at))
-                page = os.stat(NAMES[StartPage], dir_fd=at, follow_symlinks=False)
-            except (FileNotFoundError, NotADirectoryError):
-                return ()
-            if distrust(page, place.attempt_dir):
-                return ()
-        return (os.fstat(root).st_uid,)
+    found = None if place.rundir is None else seen_with(place.rundir, place.attempt_dir)
+    return () if found is None else (found.st_uid,)
 
 
 class Limits(NamedTuple):

@@ -455,11 +455,11 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
     now = now._replace(claim=mine, fence=fencing.begin(rundir, mine.number, _where(to), partial(tell, log)))
     newer = superseded(rundir, mine.number)
     why = f"attempt {newer} has begun meanwhile" if newer is not None else shut(to.options)
-    why = why or gate.another_place(rundir, mine.folder, to.options.launched)  # before its pages say what is kept or set aside
+    why = why or gate.another_place(rundir, mine.folder, to.options.launched)  # whose pages are read next
     policy = TornPolicy(to.options.torn == "set-aside", to.observes)
-    if not why and not look_before(place_of(to), mine.number, policy, wait):
+    if not why and not look_before(place_of(to, mine.number), mine.number, policy, wait):
         why = "asked to stop before it was started"
-    if not why and not start_over.keep_before(place_of(to), mine.number, wait, partial(tell, log)):
+    if not why and not start_over.keep_before(place_of(to, mine.number), mine.number, wait, partial(tell, log)):
         why = "asked to stop before it was started"
     if why := why or gate.another_place(rundir, mine.folder, to.options.launched):
         tell(log, why)
@@ -473,10 +473,10 @@ def _where(to: Services) -> dict[str, str]:
     return {ENV_CHECKPOINT_DIR: to.options.checkpoints or str(to.options.rundir.checkpoints), **to.env}
 
 
-def place_of(to: Services) -> start_over.ScriptPlace:
-    """Return where the command may save."""
+def place_of(to: Services, number: int) -> start_over.ScriptPlace:
+    """Return where the command of our attempt ``number`` may save."""
     folder = Path(_where(to)[ENV_CHECKPOINT_DIR]).absolute()
-    return start_over.ScriptPlace(to.options.rundir, folder, to.options.command)
+    return start_over.ScriptPlace(to.options.rundir, folder, to.options.command, to.options.rundir.attempt(number))
 
 
 def _claim(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> Claim | None:
@@ -512,7 +512,7 @@ def _claim(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> Cla
 def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     """Run the command from start to end, and gather the facts for the decision."""
     mine, log = now.claim, now.claim.folder / "run.log"
-    added = start_over.resumption(place_of(to), to.options.resume, mine.number)
+    added = start_over.resumption(place_of(to, mine.number), to.options.resume, mine.number)
     if added.refused:
         return now._replace(ended=_refused(mine, added.refused), code=GIVEN_UP)
     away = frozenset(node for node, state in now.node_states.items() if is_away(state))
@@ -592,7 +592,7 @@ def _followed(to: Services, now: RunProgress, one: RunningCommand) -> Iterator[N
     )
     seen = start_over.FirstStep(
         lambda: seen_by(to.agents.table, one.left.hang, on_hang, stragglers),
-        partial(start_over.tell_a_start_over, place_of(to), mine.number, one.say),
+        partial(start_over.tell_a_start_over, place_of(to, mine.number), mine.number, one.say),
         mine.folder,
     )
     pages = ProgressWriter(to.options.rundir, mine, now.fence.area if now.fence is not None else None, seen)

@@ -33,6 +33,7 @@ from ftsupervise.rundir.beginnings import begun_anew
 from ftsupervise.rundir.fence import superseded
 from ftsupervise.rundir.observing import tell_only
 from ftsupervise.rundir.paths import RunDir, tell
+from ftsupervise.rundir.pinned import seen_with
 from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.rundir.records import time_of
 from ftsupervise.rundir.starting_over import ADVICE, began_again, resumes, since_a_person, starts_over
@@ -54,6 +55,7 @@ class ScriptPlace(NamedTuple):
     rundir: RunDir
     checkpoints: Path
     command: tuple[str, ...]
+    attempt: Path | None = None  # of ours, by which the run directory is told from another that is put in its place
 
     def folders(self) -> list[Path]:
         """Return the folders to search: that of the checkpoints, those that the command names, the working folder. No training
@@ -70,8 +72,8 @@ class ScriptPlace(NamedTuple):
     def trusted(self) -> Callable[[os.stat_result], bool]:
         """Return the check whether the owner of a file is trusted in the run directory: what is gone on from may be unpickled.
         Raises OSError."""
-        whose = self.rundir.root.stat()
-        return lambda found: not stranger(whose, found)
+        whose = seen_with(self.rundir, self.attempt)
+        return is_own if whose is None else lambda found: not stranger(whose, found)
 
     def is_torn(self, path: Path) -> bool:
         """Return whether it says itself, or by those beside it, that its save was cut off. Raises OSError."""
@@ -253,6 +255,7 @@ def resumption(place: ScriptPlace, asked: str, number: int) -> Resumption:
         return Resumption()
     try:
         before = list(islice(ledger.backwards(place.rundir, number, begun_anew(place.rundir) + 1), _RECENT))
+        before = before if seen_with(place.rundir, place.attempt) is not None else []
     except OSError:
         before = []
     path, refused = newest_left(place, before)

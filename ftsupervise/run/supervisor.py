@@ -547,7 +547,7 @@ class Supervisor:
         tell(now.log, words if unstarted else f"attempt {now.claim.number} ended: {words}{reach}")
         mine = ledger.as_attempt(now.claim, ended, _now())._replace(job_id=ledger.job_id(self.to.env))
         if now.claim.number and not unstarted:
-            mine = mine._replace(written=start_over.note_written(attempt.place_of(self.to), mine))
+            mine = mine._replace(written=start_over.note_written(attempt.place_of(self.to, mine.number), mine))
             self._finish_by_its_exit(mine)
         attempts = [*self._counted(now.claim.number), mine]
         left = self.to.job.left()
@@ -729,7 +729,7 @@ class Supervisor:
         spent = since_progress(self.now.situation.attempts)[-times:] if self.now.situation is not None else []
         if min(len(spent), times) < _CRASHES:
             return ""
-        return start_over.loads_at_once(attempt.place_of(self.to), spent)
+        return start_over.loads_at_once(attempt.place_of(self.to, self.now.claim.number), spent)
 
 
 def _since(one: OnlyTold, at: datetime) -> bool:

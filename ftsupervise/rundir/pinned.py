@@ -18,13 +18,16 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
 from ftsupervise.errors import NotFound, NotPermitted
+from ftsupervise.host.files import open_folder
 from ftsupervise.host.ownership import (
     NotTrusted,
+    distrust,
     in_group,
     is_shared,
     make_folder,
@@ -36,6 +39,7 @@ from ftsupervise.host.ownership import (
     strangers_link,
 )
 from ftsupervise.printable import to_type
+from ftsupervise.rundir.attempt_pages import NAMES, StartPage
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import as_counts, decode, parse_object, read_record, write_json
@@ -77,6 +81,23 @@ def another(rundir: RunDir, token: str) -> str:
         if record.token == token:
             return _another_owner(rundir, owner, record.owner)
     return f"{ANOTHER}: {rundir.root} belongs to {shown_user(owner)} and holds no launch {token}"
+
+
+def seen_with(rundir: RunDir, attempt: Path | None) -> os.stat_result | None:
+    """Return the facts of the run directory in which our own ``attempt`` lies, with its first page; None where it does not:
+    another account has put another directory there, whose owner is not that of the run. Raises OSError."""
+    with ExitStack() as until:
+        root = at = until.enter_context(open_folder(rundir.root, follow=True))
+        if attempt is not None:
+            try:
+                for name in (rundir.attempts.name, attempt.name):
+                    at = until.enter_context(open_folder(name, dir_fd=at))
+                page = os.stat(NAMES[StartPage], dir_fd=at, follow_symlinks=False)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            if distrust(page, attempt):
+                return None
+        return os.fstat(root)
 
 
 def identity(root: Path) -> tuple[int, int]:

@@ -6,7 +6,6 @@ Real accounts: ``ada`` has a run where her group may write, and a private one in
 
 from __future__ import annotations
 
-import codecs
 import ctypes
 import os
 import pwd
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,8 @@ from ftsupervise.errors import Error
 from ftsupervise.host.ownership import claim_folder, held, set_mode, strangers_link
 from ftsupervise.replicas.sources import ManagerPage, managers, write_manager
 from ftsupervise.run import fencing
+from ftsupervise.run.start_over import ScriptPlace, resumption
+from ftsupervise.rundir.attempt_pages import StartPage, write_page
 from ftsupervise.rundir.paths import RunDir, write_whole
 from ftsupervise.rundir.switches import KILL, SAVE, clear_answered, look_at_switch
 from ftsupervise.truth import Health, LeftCheckpoint
@@ -43,7 +45,8 @@ pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="ne
 ADA, EVE = "daemon", "games"  # every Debian has them
 GROUP = pwd.getpwnam(EVE).pw_gid  # of both
 NOW = datetime.now(timezone.utc)
-codecs.lookup("ascii")  # another account may be unable to read the library of this interpreter
+for one in ("encodings.ascii", "grp"):  # another account may be unable to read the library of this interpreter
+    import_module(one)
 
 EXCHANGE = 2  # RENAME_EXCHANGE
 AT_CWD = -100
@@ -447,3 +450,30 @@ def test_a_group_takes_no_weights_by_the_word_of_a_run_that_was_exchanged(scene:
     as_one(ADA, partial(found, "http://node-1:1"))
     as_one(EVE, one_by_one(lambda: scene.run.rename(scene.away), partial(start, "http://evil:1")))
     as_one(ADA, found)
+
+
+@pytest.mark.threat(
+    "The run directory is exchanged between the last look of a start and the choice of what `launch.resume` names: the pages "
+    "in theirs say that the script saved a file of theirs, which it would unpickle.",
+    "Only files of this account are believed where the attempt that begins does not lie in the run directory.",
+)
+def test_a_script_goes_on_from_no_file_that_a_run_names_that_was_exchanged(scene: Scene) -> None:
+    own, theirs = scene.home / "model-1.pt", scene.project / "model-9.pt"
+
+    def attempts(saved: Path) -> None:
+        for number in (1, 2):
+            attempt = scene.run / "attempts" / f"000{number}"
+            attempt.mkdir(parents=True)
+            write_page(attempt, StartPage(number, at=NOW))
+        saved.write_bytes(b"weights")
+        write_page(scene.run / "attempts" / "0001", LeftCheckpoint(str(saved), 9, NOW, 7))
+
+    def goes_on(words: tuple[str, ...]) -> None:
+        run = RunDir(scene.run)
+        place = ScriptPlace(run, run.checkpoints, ("true",), run.attempt(2))
+        assert resumption(place, "--resume {checkpoint}", 2).words == words
+
+    as_one(ADA, partial(attempts, own))
+    as_one(ADA, partial(goes_on, ("--resume", str(own))))
+    as_one(EVE, one_by_one(lambda: scene.run.rename(scene.away), partial(attempts, theirs)))
+    as_one(ADA, partial(goes_on, ()))
