@@ -380,7 +380,7 @@ def sweep(
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in sorted(names):
-            for size in _delete(name, fd, limit):
+            for size in _delete(name, fd, limit, only):
                 freed += size
                 progress(size)
     finally:
@@ -388,10 +388,13 @@ def sweep(
     return freed
 
 
-def _delete(name: str, at: int, limit: RateLimit) -> Iterator[int]:
-    """Delete ``name`` below the open folder ``at``; yield the bytes of each file as it goes. Another sweep may do the same."""
+def _delete(name: str, at: int, limit: RateLimit, only: Collection[FileKey] | None = None) -> Iterator[int]:
+    """Delete ``name`` below the open folder ``at``; yield the bytes of each file as it goes. Another sweep may do the same.
+    ``only``: if it is one of these by now, for the deletion of those before it may have taken minutes."""
     try:
         found = os.stat(name, dir_fd=at, follow_symlinks=False)
+        if only is not None and (found.st_dev, found.st_ino) not in only:
+            return
         if not stat.S_ISDIR(found.st_mode):
             limit.take(1)
             alone = stat.S_ISREG(found.st_mode) and found.st_nlink == 1  # a hard link's bytes stay with the other name
@@ -403,6 +406,8 @@ def _delete(name: str, at: int, limit: RateLimit) -> Iterator[int]:
     except FileNotFoundError:
         return
     try:
+        if only is not None and not os.path.samestat(found, os.fstat(fd)):
+            return
         for inner in os.listdir(fd):
             yield from _delete(inner, fd, limit)
     finally:

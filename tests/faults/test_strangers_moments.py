@@ -25,6 +25,7 @@ import pytest
 
 from ftsupervise.checkpoints.commit import commit
 from ftsupervise.checkpoints.offload import offload
+from ftsupervise.checkpoints.retain import REMOVING, keys_in, remove, sweep
 from ftsupervise.checkpoints.stores import FolderStore
 from ftsupervise.checkpoints.written import drop_older, keep
 from ftsupervise.drill.play import keep_what_is_left
@@ -477,3 +478,39 @@ def test_a_script_goes_on_from_no_file_that_a_run_names_that_was_exchanged(scene
     as_one(ADA, partial(goes_on, ("--resume", str(own))))
     as_one(EVE, one_by_one(lambda: scene.run.rename(scene.away), partial(attempts, theirs)))
     as_one(ADA, partial(goes_on, ()))
+
+
+@pytest.mark.threat(
+    "While `prune` or `upkeep` deletes the first of several checkpoints, which takes minutes, a member who may write their "
+    "folder gives the name of the next one (`.removing-`) to your newest.",
+    "Each is looked at once more when its turn comes: only what this removal has taken out is deleted.",
+)
+def test_what_gets_the_name_of_one_that_is_deleted_meanwhile_stays(scene: Scene) -> None:
+    folder = scene.project
+
+    def make() -> None:
+        for step in (1, 2, 5):
+            (folder / f"step-{step}").mkdir()
+            (folder / f"step-{step}" / "weights").write_bytes(b"w" * step)
+
+    def prune() -> None:
+        def deleted(size: int) -> None:
+            (scene.project / "begun").touch()
+            wait_until((scene.project / "done").exists, "the new name")
+
+        judged, names = keys_in(folder), ["step-1", "step-2"]
+        assert remove(folder, names, judged) == ("step-1", "step-2")
+        sweep(folder, {judged[name] for name in names}, progress=deleted)
+
+    def exchange() -> None:
+        wait_until((folder / "begun").exists, "the first removal")
+        (folder / f"{REMOVING}step-2").rename(folder / "aside")
+        (folder / "step-5").rename(folder / f"{REMOVING}step-2")
+        (folder / "done").touch()
+
+    as_one(ADA, make)
+    eve = begin(EVE, exchange)
+    as_one(ADA, prune)
+    end(eve)
+    assert not (folder / f"{REMOVING}step-1").exists()
+    assert (folder / f"{REMOVING}step-2" / "weights").read_bytes() == b"w" * 5
