@@ -58,11 +58,14 @@ _PATIENCE = 10.0  # seconds for one staging area to be emptied; no process can a
 
 def newer(attempts: str | os.PathLike[str], mine: int) -> int | None:
     """Return the newest attempt claimed after attempt ``mine``, None if mine is the newest. Raises OSError if it cannot
-    read.
+    read, and where ``mine`` does not lie there any more: another account has put another directory in its place.
 
     The directory is opened anew each time: on NFS that is what revalidates a cached listing.
     """
-    newest = max(as_counts(os.listdir(attempts)), default=mine)
+    with open_folder(attempts, follow=True) as fd:
+        newest = max(as_counts(os.listdir(fd)), default=mine)
+        if newest > mine > 0 and os.lstat(f"{mine:04d}", dir_fd=fd).st_uid not in (os.geteuid(), 0):
+            raise PermissionError(errno.EPERM, "belongs to another account", f"{os.fspath(attempts)}/{mine:04d}")
     return newest if newest > mine else None
 
 

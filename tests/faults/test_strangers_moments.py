@@ -35,6 +35,7 @@ from ftsupervise.replicas.sources import ManagerPage, managers, write_manager
 from ftsupervise.run import fencing
 from ftsupervise.run.start_over import ScriptPlace, resumption
 from ftsupervise.rundir.attempt_pages import StartPage, write_page
+from ftsupervise.rundir.fence import superseded
 from ftsupervise.rundir.paths import RunDir, write_whole
 from ftsupervise.rundir.switches import KILL, SAVE, clear_answered, look_at_switch
 from ftsupervise.truth import Health, LeftCheckpoint
@@ -514,3 +515,32 @@ def test_what_gets_the_name_of_one_that_is_deleted_meanwhile_stays(scene: Scene)
     end(eve)
     assert not (folder / f"{REMOVING}step-1").exists()
     assert (folder / f"{REMOVING}step-2" / "weights").read_bytes() == b"w" * 5
+
+
+@pytest.mark.threat(
+    "A member who may write above a run puts a directory of theirs in its place, or a link to a later run of yours, in which "
+    "an attempt of a higher number lies: the training would end at once and save nothing more.",
+    "An attempt counts as a newer one only where ours lies beside it.",
+)
+@pytest.mark.parametrize("by", ["a directory", "the same with ours", "a link"])
+def test_a_run_that_was_exchanged_ends_no_attempt(scene: Scene, by: str) -> None:
+    def make() -> None:
+        for run, numbers in ((scene.run, (1, 2)), (scene.private, (1, 2, 9))):
+            for number in numbers:
+                (run / "attempts" / f"{number:04d}").mkdir(parents=True)
+
+    def exchange() -> None:
+        scene.run.rename(scene.away)
+        if by == "a link":
+            scene.run.symlink_to(scene.private)
+            return
+        for number in (9,) if by == "a directory" else (1, 9):
+            (scene.run / "attempts" / f"{number:04d}").mkdir(parents=True)
+
+    def look(found: int | None) -> None:
+        assert superseded(RunDir(scene.run), 1) == found
+
+    as_one(ADA, make)
+    as_one(ADA, partial(look, 2))
+    as_one(EVE, exchange)
+    as_one(ADA, partial(look, None))
