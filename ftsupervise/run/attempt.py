@@ -442,7 +442,7 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
     ours = ENV_GROUP_JOB in to.env and ENV_SLOWEST_STEP in to.env  # a group in its own job, with a lighthouse of ours
     if ours and not wait_for_lighthouse(rundir, wait, first=not now.claim.number):
         return now, False
-    mine = _claim(to, now, wait)
+    before, mine = now.claim, _claim(to, now, wait)
     if mine is None:
         return now, False
     members.forget(rundir, ledger.job_id(to.env))
@@ -455,7 +455,8 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
     now = now._replace(claim=mine, fence=fencing.begin(rundir, mine.number, _where(to), partial(tell, log)))
     newer = superseded(rundir, mine.number)
     why = f"attempt {newer} has begun meanwhile" if newer is not None else shut(to.options)
-    why = why or gate.another_place(rundir, mine.folder, to.options.launched)  # whose pages are read next
+    held = before if before.number else mine  # an attempt of this job, in the directory whose pages are read next
+    why = why or gate.another_place(rundir, held.folder, to.options.launched)
     policy = TornPolicy(to.options.torn == "set-aside", to.observes)
     if not why and not look_before(place_of(to, mine.number), mine.number, policy, wait):
         why = "asked to stop before it was started"

@@ -182,13 +182,15 @@ def another_place(rundir: RunDir, attempt: Path, launched: str) -> str:
     Then another folder stands in its place, as the disk beneath a lost mount. "" otherwise, and where that cannot be
     read.
     """
+    gone = f"{rundir.root} no longer holds {attempt.name}, this attempt: its file system is gone, or it was moved"
     try:
-        attempt.stat()
+        if pinned.seen_with(rundir, attempt) is None:
+            return gone
         return pinned.another(rundir, launched) if launched else ""
     except (FileNotFoundError, NotADirectoryError):
-        return f"{rundir.root} no longer holds {attempt.name}, this attempt: its file system is gone, or it was moved"
+        return gone
     except PermissionError as error:
-        return f"{rundir.root} is closed to its own run: {error.strerror}"
+        return f"{pinned.ANOTHER}, or closed: {rundir.root}: {error.strerror}"
     except OSError:
         return ""
 

@@ -64,6 +64,11 @@ def add_guard(env: dict[str, str], rundir: RunDir, command: Sequence[str], say: 
         why = f"{error.filename}: {why}" if isinstance(error, PermissionError) and error.filename else why
     if entry is not None:
         env["PYTHONPATH"] = with_entry(env, entry)
+        if not entry.is_relative_to(root) and not _has_ours(env, command):
+            say(
+                f"the guard lies in {entry.parents[1]}, which each node has to see: "
+                f"others may put another directory in the place of {root.parent}"
+            )
     elif not _has_ours(env, command):
         say(
             f"the guard could not be copied to {root}: {why}; where the training's Python has no ftsupervise, "

@@ -32,7 +32,7 @@ from ftsupervise.drill.play import keep_what_is_left
 from ftsupervise.errors import Error
 from ftsupervise.host.ownership import claim_folder, held, set_mode, strangers_link
 from ftsupervise.replicas.sources import ManagerPage, managers, write_manager
-from ftsupervise.run import fencing
+from ftsupervise.run import fencing, gate
 from ftsupervise.run.start_over import ScriptPlace, resumption
 from ftsupervise.rundir.attempt_pages import StartPage, write_page
 from ftsupervise.rundir.fence import superseded
@@ -544,3 +544,30 @@ def test_a_run_that_was_exchanged_ends_no_attempt(scene: Scene, by: str) -> None
     as_one(ADA, partial(look, 2))
     as_one(EVE, exchange)
     as_one(ADA, partial(look, None))
+
+
+@pytest.mark.parametrize("by", ["a directory", "a link", "a closed one"])
+def test_a_directory_in_the_place_of_a_run_is_told_by_its_attempt(scene: Scene, by: str) -> None:
+    """Also where nobody has launched the run, so that no token tells it."""
+
+    def start() -> None:
+        for number in (1, 2) if scene.run.exists() else (1,):
+            attempt = scene.run / "attempts" / f"{number:04d}"
+            attempt.mkdir(parents=True, exist_ok=True)
+            write_page(attempt, StartPage(number, at=NOW))
+
+    def exchange() -> None:
+        scene.run.rename(scene.away)
+        if by == "a link":
+            scene.run.symlink_to(scene.away)
+            return
+        start()
+        scene.run.chmod(0o700 if by == "a closed one" else 0o777)
+
+    def ask(*, another: bool) -> None:
+        assert bool(gate.another_place(RunDir(scene.run), scene.run / "attempts" / "0001", "")) == another
+
+    as_one(ADA, start)
+    as_one(ADA, partial(ask, another=False))
+    as_one(EVE, exchange)
+    as_one(ADA, partial(ask, another=True))
