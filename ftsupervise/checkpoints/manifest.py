@@ -379,11 +379,12 @@ def leads_inside(checkpoint: Path, path: str) -> bool:
 
 def distrust_folder(folder: Path, accounts: Collection[int] = ()) -> str:
     """Return why a stranger could have put checkpoints into ``folder``, as a clause; "" when none could. Raises
-    OSError.
+    OSError, EPERM for a stranger's link on the way.
 
     A folder that its owner shares with a group is trusted, and so are the members of that group in it.
     """
-    found = os.stat(folder)  # noqa: PTH116 - a person may have linked it
+    with files.open_folder(folder, follow=True, flags=os.O_PATH) as fd:  # a person may have linked it
+        found = os.fstat(fd)
     return distrust(found, folder, accounts=accounts, group=found.st_gid if is_shared(found) else None)
 
 

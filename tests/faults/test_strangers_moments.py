@@ -134,6 +134,16 @@ class Scene:
         return {name: (one.lstat().st_mode, b"" if one.is_dir() else one.read_bytes()) for name, one in found.items()}
 
 
+def environment(scene: Scene) -> dict[str, str]:
+    """That of a training in the first attempt of the run."""
+    return {
+        "PATH": "/usr/bin:/bin", "HOME": str(scene.home), "FTSUPERVISE_RUN_DIR": str(scene.run), "FTSUPERVISE_ATTEMPT": "1",
+        "FTSUPERVISE_ATTEMPT_DIR": str(scene.run / "attempts" / "0001"),
+        "FTSUPERVISE_CHECKPOINT_DIR": str(scene.run / "checkpoints"),
+        "FTSUPERVISE_STAGING": str(scene.run / "checkpoints" / ".staging" / "0001"),
+    }  # fmt: skip
+
+
 @pytest.fixture
 def scene(top: Path) -> Scene:
     return Scene(top)
@@ -422,14 +432,10 @@ def test_the_guard_goes_on_from_no_checkpoint_of_a_run_that_was_exchanged(
             attempts.symlink_to(scene.away / "attempts")
 
     as_one(EVE, exchange)
-    env = {
-        "PATH": "/usr/bin:/bin", "HOME": str(scene.home), "FTSUPERVISE_RUN_DIR": str(scene.run), "FTSUPERVISE_ATTEMPT": "1",
-        "FTSUPERVISE_ATTEMPT_DIR": str(scene.run / "attempts" / "0001"),
-        "FTSUPERVISE_CHECKPOINT_DIR": str(scene.run / "checkpoints"),
-    }  # fmt: skip
     done = subprocess.run(
         [python, "-I", "-c", "from ftsupervise import Guard; print('goes on from', Guard().latest())"],
-        cwd="/", env=env, user=ADA, group=GROUP, extra_groups=[], capture_output=True, text=True, timeout=60, check=False,
+        cwd="/", env=environment(scene), user=ADA, group=GROUP, extra_groups=[], capture_output=True, text=True, timeout=60,
+        check=False,
     )  # fmt: skip
     assert "step-9" not in done.stdout, done
 
@@ -544,6 +550,36 @@ def test_a_run_that_was_exchanged_ends_no_attempt(scene: Scene, by: str) -> None
     as_one(ADA, partial(look, 2))
     as_one(EVE, exchange)
     as_one(ADA, partial(look, None))
+
+
+@pytest.mark.threat(
+    "A member exchanges the run for a link to another run of yours while your training trains on: its next save would empty "
+    "what the other is saving, and write into it.",
+    "Nothing is saved through a link of another account.",
+)
+def test_nothing_is_saved_through_a_link(scene: Scene, python: str) -> None:
+    saved = Path("checkpoints", ".staging", "0001", "step-5")
+
+    def make() -> None:
+        for run in (scene.run, scene.private):
+            (run / "attempts" / "0001").mkdir(parents=True)
+            write_page(run / "attempts" / "0001", StartPage(1, at=NOW))
+            (run / saved).mkdir(parents=True)
+            (run / saved / "half").write_text("of what is being saved")
+
+    as_one(ADA, make)
+    before = scene.hers()
+    as_one(EVE, scene.exchange)
+    words = (
+        "from ftsupervise import Guard\nwith Guard().checkpoint(5, 'step-5') as folder: (folder / 'w').write_text('w')"
+    )
+    done = subprocess.run(
+        [python, "-I", "-c", words],
+        cwd="/", env=environment(scene), user=ADA, group=GROUP, extra_groups=[], capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert "is a link of games" in done.stderr, done
+    assert scene.hers() == before
 
 
 @pytest.mark.parametrize("by", ["a directory", "a link", "a closed one"])
