@@ -23,7 +23,7 @@ from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.stores import FolderStore, Rights, Store
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.errors import AlreadyRunning, NotFound, NotPermitted
-from ftsupervise.host.files import TEMPORARY
+from ftsupervise.host.files import TEMPORARY, open_folder
 from ftsupervise.host.ownership import (
     FOLDER,
     OWN,
@@ -193,8 +193,7 @@ def _alone(partial: Path) -> Iterator[Path]:
     A process that was killed and hangs in a dead mount works there no more, though its lock is still held: what it
     brought is moved into a new folder.
     """
-    fd = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with open_folder(partial) as fd:
         if (owner := os.fstat(fd).st_uid) not in (os.geteuid(), 0):  # who could exchange what is brought there
             raise NotPermitted(
                 f"{partial} belongs to {shown_user(owner)}", hint=f"have it removed: ls -ld {to_type(partial)}"
@@ -213,8 +212,6 @@ def _alone(partial: Path) -> Iterator[Path]:
             pass
         _require_same(partial, fd)
         yield Path(f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)
 
 
 def _require_same(partial: Path, fd: int) -> None:
