@@ -392,7 +392,7 @@ def _replace(old: int, path: str, new: Path) -> None:
             os.link(path, temporary, follow_symlinks=False)
             if not os.path.samestat(os.lstat(temporary), os.fstat(old)):
                 raise OSError(errno.ESTALE, "was replaced meanwhile", path) from None
-        os.rename(temporary, new)
+        files.rename(temporary, new)
     except BaseException:
         with suppress(FileNotFoundError):
             os.unlink(temporary)

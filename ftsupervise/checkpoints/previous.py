@@ -47,7 +47,7 @@ def keep(checkpoint: Path, manifest: Manifest) -> Path | None:
             settle(fd, reach(source))
             os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))
             os.fsync(fd)
-            os.rename(temporary, target)
+            files.rename(temporary, target)
         finally:
             os.close(fd)
             with suppress(FileNotFoundError):

@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import islice
 
 from ftsupervise.host.links import judge, judge_folder
@@ -45,21 +45,36 @@ def create_new(
 ) -> int:
     """Make the file ``path`` and return its descriptor, open for writing. ``mode`` is cut by the umask.
 
-    ``dir_fd``: the folder in which it is made, open: it is the one that ``path`` names, or nothing is made.
+    ``dir_fd``: the folder in which it is made, open and judged. Otherwise the one that ``path`` names is, before anything is
+    made: what would have to be taken away again might be another file by then.
 
     Raises OSError: EEXIST whatever lies there already, a link too; EPERM for a stranger's link on the way (``links.py``).
     """
+    if dir_fd is None:
+        with folder_of(path) as (at, _):
+            return create_new(path, mode, read=read, append=append, dir_fd=at)
     flags = (os.O_RDWR if read else os.O_WRONLY) | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    name = path if dir_fd is None else os.path.basename(path)
-    fd = os.open(name, flags | (os.O_APPEND if append else 0), mode, dir_fd=dir_fd)
+    return os.open(os.path.basename(path), flags | (os.O_APPEND if append else 0), mode, dir_fd=dir_fd)
+
+
+@contextmanager
+def folder_of(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
+    """Open the folder in which ``path`` lies, or will lie; yield it with the name there. Raises OSError as ``open_folder``
+    does, which names ``path``."""
+    folder, name = os.path.split(path)
     try:
-        judge(fd, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115 - where it was made
-        os.close(fd)
+        with open_folder(folder or ".", follow=True, flags=os.O_PATH) as at:
+            yield at, name
+    except OSError as error:
+        error.filename = os.fspath(path)
         raise
-    return fd
+
+
+def rename(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Give ``source`` the name ``target``, in the place of what has it. Neither of their folders is looked up again once it was
+    judged: another one may lie there by then. Raises OSError."""
+    with folder_of(source) as (at, name), folder_of(target) as (there, new):
+        os.rename(name, new, src_dir_fd=at, dst_dir_fd=there)
 
 
 @contextmanager

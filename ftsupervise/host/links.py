@@ -82,13 +82,17 @@ def _judge(fd: int, typed: str, real: str, name: str) -> None:
             return
     folder = descend(typed)
     try:
+        there = os.readlink(f"{_HELD}{folder}")  # noqa: PTH115
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
         opened = os.fstat(fd)
-        if (found.st_dev, found.st_ino) != (opened.st_dev, opened.st_ino) and opened.st_nlink:
+        same = (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)
+        if not same and (
+            opened.st_nlink or there != real
+        ):  # a page that was written anew meanwhile has no name any more
             raise OSError(errno.ESTALE, "exchanged while it was opened", f"{typed}/{name}")
     finally:
         os.close(folder)
-    if not is_held:
+    if same and not is_held:
         _judged.add((typed, real))
 
 

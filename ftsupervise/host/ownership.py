@@ -541,10 +541,11 @@ def is_shared(folder: os.stat_result) -> bool:
 # ----------------------------------------------------------------------------------------------------------------- making
 
 
-def mode_inside(parent: Path) -> int:
-    """Return the mode of a folder that is made in ``parent``, one of ours: shared where that is shared, and never wider."""
+def mode_inside(parent: Path | int) -> int:
+    """Return the mode of a folder that is made in ``parent`` (a path, or open), one of ours: shared where that is shared, and
+    never wider."""
     try:
-        found = parent.stat().st_mode
+        found = os.stat(parent).st_mode  # noqa: PTH116
     except OSError:
         return FOLDER
     return SHARED if found & stat.S_IWGRP and found & stat.S_ISGID else no_wider(FOLDER, found)
@@ -703,12 +704,17 @@ def make_own(folder: Path) -> None:
 def _new_folder(folder: Path, mode: int) -> Iterator[int | None]:
     """Make it where no stranger's link leads, and yield it, open; None where another process has renamed it already. Raises
     OSError, which names the folder."""
+    with _above(folder) as at, _new_in(at, folder.name, mode) as fd:
+        yield fd
+
+
+@contextmanager
+def _new_in(at: int, name: str, mode: int) -> Iterator[int | None]:
+    os.mkdir(name, mode, dir_fd=at)
     with ExitStack() as until:
-        at = until.enter_context(_above(folder))
-        os.mkdir(folder.name, mode, dir_fd=at)
         fd = None
         with suppress(FileNotFoundError, NotADirectoryError):
-            fd = until.enter_context(files.open_folder(folder.name, dir_fd=at))
+            fd = until.enter_context(files.open_folder(name, dir_fd=at))
         yield fd
 
 
@@ -738,14 +744,15 @@ def _above(path: Path) -> Iterator[int]:
 
 def claim_folder(folder: Path, mode: int | None = None) -> None:
     """Make ``folder``, for one caller only: FileExistsError for all others. Without ``mode`` it is shared as its parent is."""
-    wanted = mode_inside(folder.parent) if mode is None else mode
-    with _new_folder(folder, wanted & FOLDER) as fd:  # never more than that, not for a moment
-        try:
-            if fd is not None:
-                _set_mode(fd, wanted)
-        except OSError:  # a file system without modes
-            if wanted & ~FOLDER:
-                raise
+    with _above(folder) as at:
+        wanted = mode_inside(at) if mode is None else mode
+        with _new_in(at, folder.name, wanted & FOLDER) as fd:  # never more than that, not for a moment
+            try:
+                if fd is not None:
+                    _set_mode(fd, wanted)
+            except OSError:  # a file system without modes
+                if wanted & ~FOLDER:
+                    raise
 
 
 def make_root(folder: Path) -> bool:

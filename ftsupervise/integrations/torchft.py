@@ -35,6 +35,7 @@ from ftsupervise.guard.process_group import find_process_group
 from ftsupervise.guard.settings import RankContext, Voice, place
 from ftsupervise.guard.stop_reasons import from_vote
 from ftsupervise.host.in_time import in_time
+from ftsupervise.host.ownership import NotTrusted
 from ftsupervise.integrations.torchft_group import (
     LEAVING,
     Agreed,
@@ -57,7 +58,7 @@ from ftsupervise.integrations.torchft_mended import (
 )
 from ftsupervise.integrations.torchft_silence import ENV_GLOO, GroupNetwork
 from ftsupervise.printable import printable
-from ftsupervise.replicas.sources import ManagerPage, managers, write_manager
+from ftsupervise.replicas.sources import ManagerPage, at_work, write_manager
 from ftsupervise.replicas.stalls import write_seen
 from ftsupervise.replicas.table import leaves
 from ftsupervise.rundir.switches import KILL, read_switch
@@ -158,6 +159,12 @@ class ReplicaManager(MendedManager):
             os.environ.setdefault(ENV_GLOO, network.interface)  # otherwise gloo takes the one of the host's name
         address, port = _store(self._place.rank, self._place.world, network.host)
         seconds = found.timeouts
+        transport = HTTPTransport(
+            network.host_in_url,
+            timedelta(seconds=seconds.manager),
+            timedelta(seconds=seconds.manager / _SILENCE),
+            self._check_source,
+        )
         super().__init__(
             while_waiting=self._waits_no_longer,
             again=seconds.join + _ANSWER,
@@ -182,15 +189,10 @@ class ReplicaManager(MendedManager):
             lighthouse_addr=found.lighthouse,
             replica_id=found.group,
             max_retries=_RETRIES,
-            checkpoint_transport=HTTPTransport(
-                network.host_in_url,
-                timedelta(seconds=seconds.manager),
-                timedelta(seconds=seconds.manager / _SILENCE),
-            ),
+            checkpoint_transport=transport,
         )
-        self._sources = WeightSources(
-            self._place, self._store.get(torchft.manager.MANAGER_ADDR_KEY).decode(), self.start_id
-        )
+        address = self._store.get(torchft.manager.MANAGER_ADDR_KEY).decode()
+        self._sources = WeightSources(self._place, ManagerPage(address, self.start_id, transport.address()))
         for name, one in state.items():
             self.register_state_dict_fn(name, *functions_of(name, one))
         self.register_state_dict_fn(
@@ -373,6 +375,14 @@ class ReplicaManager(MendedManager):
             self._voice.once(why)
         return bool(why)
 
+    def _check_source(self, weights: str) -> None:
+        """Raise NotTrusted where the weights are not those of a group of this run."""
+        try:
+            self._sources.require(weights)
+        except NotTrusted as error:
+            self._voice.once(error.message)
+            raise
+
     def _over(self) -> str:
         """Say why nobody trains any more; "" while they do. Each rank looks for itself: they wait apart from each other."""
         decision, rundir = self.guard.check(), self._place.rundir
@@ -395,29 +405,41 @@ class ReplicaManager(MendedManager):
 
 
 class WeightSources:
-    """It knows whose weights this group may take: those of a manager that a start of a group of this run has written down.
-    Outside of a run of ours that is everybody. ``address``: of this group's manager; ``start``: its name at the lighthouse."""
+    """It knows whose weights this group may take: those of a start of a group of this run that is at work, from where its rank
+    has written that they are. Outside of a run of ours that is everybody. ``own``: what this rank writes of itself."""
 
-    def __init__(self, place: RankContext, address: str, start: str) -> None:
-        folder = place.attempt_dir  # None: no supervisor has begun this group, and none of the others
-        self._group, self._known = place.rundir if folder is not None else None, frozenset({address})
-        if folder is not None and place.rank == 0:
+    def __init__(self, place: RankContext, own: ManagerPage) -> None:
+        folder, self._rank = place.attempt_dir, place.rank
+        # no folder: no supervisor has begun this group, and none of the others
+        self._group, self._known = place.rundir if folder is not None else None, frozenset[ManagerPage]()
+        self._source = ""  # the manager that this group was told to copy from
+        if folder is not None:
             with suppress(OSError):  # who comes back copies from another group then
-                in_time(lambda: write_manager(folder, ManagerPage(address, start)), _LOOK)
+                in_time(lambda: write_manager(folder, place.rank, own), _LOOK)
 
     def doubt(self, quorum: Any) -> str:
         """Say why the weights that this quorum has it copy are not taken; "" where they are, or where it copies none."""
-        source, group = str(quorum.recover_src_manager_address), self._group
-        if not quorum.heal or group is None or source in self._known:
+        group, self._source = self._group, str(quorum.recover_src_manager_address)
+        if not quorum.heal or group is None:
             return ""
-        with suppress(OSError):  # not known: the next look comes in a second
-            self._known |= in_time(lambda: managers(group), _LOOK) or frozenset()
-        if source in self._known:
-            return ""
-        return (
-            f"the weights are to come from {printable(source, 200)}, where no group of this run has written that it is: they "
-            "are not taken, and the step waits until that one is gone"
-        )
+        with suppress(OSError):  # what was known before holds, and the next look comes in a second
+            found = in_time(lambda: at_work(group, self._rank), _LOOK)
+            self._known = self._known if found is None else found
+        return "" if any(one.address == self._source for one in self._known) else _not_from(self._source)
+
+    def require(self, weights: str) -> None:
+        """Raise NotTrusted unless this is where the manager of that quorum has its weights: whoever reaches it may tell it."""
+        if self._group is not None and (self._source, weights) not in {
+            (one.address, one.weights) for one in self._known
+        }:
+            raise NotTrusted(_not_from(weights))
+
+
+def _not_from(place: str) -> str:
+    return (
+        f"the weights are to come from {printable(place, 200)}, where no group of this run has written that it is: they are "
+        "not taken, and the step waits until that one is gone"
+    )
 
 
 class StallSight:

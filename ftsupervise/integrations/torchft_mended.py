@@ -17,7 +17,8 @@ It stands alone because it goes, part by part, as torchft has each itself.
                               meet addresses of an old one, and one may wait for ever for the answer of the dead one;
                               upstream has no issue of it yet
     doubt of a step           the highest step that a manager tells is believed, whatever it is (torchft_group.py)
-    HTTPTransport             a group that comes back waits a minute for the weights of a source that has failed meanwhile
+    HTTPTransport             a group that comes back waits a minute for the weights of a source that has failed meanwhile, and
+                              takes them from wherever somebody has told the source that they are
     waiting in short pieces   a group that waits for a quorum can be told neither from a hung one nor to leave, and its process
                               would not end before the quorum
 
@@ -278,16 +279,18 @@ class DistributedDataParallel(_DDP):  # type: ignore[misc] # torchft is not inst
 
 class HTTPTransport(_Http):  # type: ignore[misc] # torchft is not installed where mypy runs
     """torchft's own; a group that comes back waits so many seconds for the next byte, and then asks another one. A source that
-    has failed itself meanwhile sends nothing, and says nothing. ``host``: the address of this host, as a URL has it."""
+    has failed itself meanwhile sends nothing, and says nothing. ``host``: the address of this host, as a URL has it. ``check``:
+    raises where weights are not taken from that address."""
 
-    def __init__(self, host: str, timeout: timedelta, silence: timedelta) -> None:
-        self._host, self._silence = host, silence
+    def __init__(self, host: str, timeout: timedelta, silence: timedelta, check: Callable[[str], object]) -> None:
+        self._host, self._silence, self._check = host, silence, check
         super().__init__(timeout=timeout, num_chunks=0)
 
     def address(self) -> str:
         return f"http://{self._host}:{self._server.socket.getsockname()[1]}/checkpoint/"
 
     def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
+        self._check(metadata)
         return super().recv_checkpoint(src_rank, metadata, step, min(timeout, self._silence))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.errors import Refused, from_os_error
+from ftsupervise.host import files
 from ftsupervise.host.ownership import (
     FOLDER,
     SHARED,
@@ -38,7 +39,7 @@ def make_folders(run_dir: RunDir, share: Sharing | None) -> None:
     new = make_root(run_dir.root)
     launched = run_dir.launches.is_dir()  # else the directory was somebody's before it became a run's
     if group is not None and (new or launched):
-        _give(run_dir.root, group)
+        _open(run_dir.root, None, group)
     if share is not None and share.launch:
         _open(run_dir.root, SHARED, group)
     elif launched:
@@ -78,24 +79,23 @@ def _folders(run_dir: RunDir, share: Sharing | None) -> list[tuple[Path, bool]]:
     return found + [(run_dir.nodes / word, nodes) for word in incidents.WORDS]
 
 
-def _open(folder: Path, mode: int, group: int | None) -> None:
-    """Set group and mode of a folder of ours; only another person can open theirs. One that is not shared is never opened wider
-    than it is."""
-    found = folder.lstat()
-    # a link to another disk is left to its target's owner
-    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
-        return
-    if group is not None:
-        _give(folder, group)
-    set_mode(folder, mode if mode & 0o020 else no_wider(mode, found.st_mode))
+def _open(folder: Path, mode: int | None, group: int | None) -> None:
+    """Set group and mode of a folder of ours, each where it is given; only another person can open theirs. One that is not
+    shared is never opened wider than it is."""
+    with files.folder_of(folder) as (at, name):  # no other can be put in its place between the look and the change
+        found = os.stat(name, dir_fd=at, follow_symlinks=False)
+        # a link to another disk is left to its target's owner
+        if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+            return
+        if group is not None and found.st_gid != group:
+            _give(at, name, group, folder)
+        if mode is not None:
+            set_mode(Path(f"/proc/self/fd/{at}/{name}"), mode if mode & 0o020 else no_wider(mode, found.st_mode))
 
 
-def _give(folder: Path, group: int) -> None:
-    found = folder.lstat()
-    if found.st_gid == group or found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
-        return
+def _give(at: int, name: str, group: int, folder: Path) -> None:
     try:
-        os.chown(folder, -1, group, follow_symlinks=False)
+        os.chown(name, -1, group, dir_fd=at, follow_symlinks=False)
     except PermissionError:
         raise Refused(
             f"you are not in the group {group_name(group)}, so {folder} cannot be given to it",

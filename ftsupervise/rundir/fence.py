@@ -41,7 +41,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from ftsupervise.host.files import open_folder
+from ftsupervise.host.files import open_folder, rename
 from ftsupervise.host.ownership import claim_folder, make_folder
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import as_counts
@@ -131,11 +131,7 @@ def move(source: Path, target: Path, area: Path) -> bool:
     another account leads to one of the two.
     """
     try:
-        with (
-            open_folder(source.parent, follow=True, flags=os.O_PATH) as at,
-            open_folder(target.parent, follow=True, flags=os.O_PATH) as into,
-        ):
-            os.rename(source.name, target.name, src_dir_fd=at, dst_dir_fd=into)
+        rename(source, target)
     except OSError as error:
         if error.errno in _GONE and is_sealed(area):
             return False

@@ -177,7 +177,7 @@ def _make(rundir: RunDir, me: Lineage) -> None:
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
             raise
-        os.rename(temporary, rundir.lineage)  # a file system without hard links
+        files.rename(temporary, rundir.lineage)  # a file system without hard links
         return
     finally:
         if os.path.lexists(temporary):

@@ -34,7 +34,7 @@
       groups/gNNN/        a run of replica groups: each group is a run of its own with its own ledger, fence and brake, but
                           has the switches, the finished mark, the launches and the checkpoints of the whole run;
                           state/settings.json: what its supervisor is told;
-                          attempts/NNNN/manager.json: where the others may copy its weights from
+                          attempts/NNNN/manager-RANK.json: where the others may copy its weights from
       replicas/           of these: lighthouse.json, groups.json (state, nodes and step of each), quorum.json, stalls.json
 
 Laws kept here: files are written whole (temp, fsync, rename), several writers never share one file, readers survive
@@ -333,7 +333,7 @@ def warn(folder: Path, words: str, say: Callable[[str], None], signal: int = 0) 
         write_whole(path, f'{words}\n{{"signal": {int(signal)}, "at": "{at.isoformat()}"}}\n')
     except OSError as error:
         try:
-            path.touch(mode=PAGE)
+            os.close(as_page(path))
         except OSError:
             say(f"cannot write {path}: {error.strerror}; only the signal is passed on")
 

@@ -834,8 +834,18 @@ class _Door:
             with self._lock:
                 self._unproven[sock] = None
                 if len(self._unproven) > _STRANGERS:
-                    _shut(next(iter(self._unproven)))
-            threading.Thread(target=self._let_in, args=(sock,), name="snapshots-in", daemon=True).start()
+                    self._give_up(next(iter(self._unproven)))
+            try:
+                threading.Thread(target=self._let_in, args=(sock,), name="snapshots-in", daemon=True).start()
+            except RuntimeError:  # no more threads: some will end
+                with self._lock:
+                    self._give_up(sock)
+                sock.close()
+
+    def _give_up(self, sock: socket.socket) -> None:
+        """Have its thread end. It counts no more: the next one that is too many is another."""
+        self._unproven.pop(sock, None)
+        _shut(sock)
 
     def _let_in(self, sock: socket.socket) -> None:
         with sock:

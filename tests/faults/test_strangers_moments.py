@@ -31,7 +31,7 @@ from ftsupervise.checkpoints.written import drop_older, keep
 from ftsupervise.drill.play import keep_what_is_left
 from ftsupervise.errors import Error
 from ftsupervise.host.ownership import claim_folder, held, set_mode, strangers_link
-from ftsupervise.replicas.sources import ManagerPage, managers, write_manager
+from ftsupervise.replicas.sources import ManagerPage, at_work, write_manager
 from ftsupervise.run import fencing, gate
 from ftsupervise.run.start_over import ScriptPlace, resumption
 from ftsupervise.rundir.attempt_pages import StartPage, write_page
@@ -449,10 +449,10 @@ def test_a_group_takes_no_weights_by_the_word_of_a_run_that_was_exchanged(scene:
     def start(address: str) -> None:
         attempt = scene.run / "groups" / "g001" / "attempts" / "0001"
         attempt.mkdir(parents=True)
-        write_manager(attempt, ManagerPage(address, "g001:1"))
+        write_manager(attempt, 0, ManagerPage(address, "g001:1"))
 
     def found(*wanted: str) -> None:
-        assert managers(RunDir(scene.run).group("g000")) == set(wanted)
+        assert {one.address for one in at_work(RunDir(scene.run).group("g000"), 0)} == set(wanted)
 
     as_one(ADA, partial(start, "http://node-1:1"))
     as_one(ADA, partial(found, "http://node-1:1"))

@@ -74,7 +74,9 @@ class One:
             store_port=store.port,
             lighthouse_addr=lighthouse,
             replica_id="g000",
-            checkpoint_transport=HTTPTransport("127.0.0.1", timedelta(seconds=10), timedelta(seconds=5)),
+            checkpoint_transport=HTTPTransport(
+                "127.0.0.1", timedelta(seconds=10), timedelta(seconds=5), lambda weights: None
+            ),
         )
 
     def reduce(self) -> Any:
