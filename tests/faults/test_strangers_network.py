@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ from ftsupervise.replicas.record import LighthouseRecord, lighthouse_address
 from ftsupervise.replicas.table import QuorumPage, read_quorum, write_quorum
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
-from tests.neighbours.stranger import as_stranger, one_by_one
+from ftsupervise.snapshots import exchange, room
+from ftsupervise.snapshots.exchange import CopyServer
+from ftsupervise.snapshots.ring import CopyOrder
+from tests.neighbours.stranger import as_stranger, become_stranger, one_by_one
 from tests.story.agent_scene import Stage
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]
@@ -77,6 +81,16 @@ os.makedirs(planted + "/n1")
 os.close(os.open(planted + "/n1/rank-0", os.O_CREAT | os.O_WRONLY))
 os.chmod(planted, 0o777)
 """
+
+
+def forked(act: Callable[[], object]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            act()
+        finally:
+            os._exit(0)
+    return pid
 
 
 @pytest.fixture
@@ -226,3 +240,41 @@ def acting(who: str, argv: list[str], **more: Any) -> subprocess.Popen[str]:
         argv, user=who, group=who, extra_groups=[], cwd="/", env=env, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, **more,
     )  # fmt: skip
+
+
+@pytest.mark.threat(
+    "Another account makes connection after connection to the port where a node takes snapshots, and says nothing on any.",
+    "The oldest that has proven nothing goes for each that is too many, and a node of the run is let in.",
+)
+def test_a_flood_of_connections_holds_few_threads_and_lets_a_node_in() -> None:
+    folder, key = room.new_folder("77"), os.urandom(32)
+    assert room.make(folder, "n1") is not None
+    server = CopyServer(room.node_folder(folder, "n1"), key, lambda: CopyOrder(0, 0))
+    over = time.monotonic() + 2 * FLOOD
+
+    def flood() -> None:
+        become_stranger()
+        mute: list[socket.socket] = []
+        while time.monotonic() < over:
+            one = socket.socket()
+            one.setblocking(False)
+            with suppress(BlockingIOError):
+                one.connect(("127.0.0.1", server.port))
+            mute.append(one)
+            if len(mute) > 900:
+                mute.pop(0).close()
+            time.sleep(0.001)
+
+    floods = [forked(flood) for _ in range(3)]
+    most, let_in = 0, 0
+    try:
+        while time.monotonic() < over:
+            exchange.connect("127.0.0.1", server.port, key).close()
+            most, let_in = max(most, len(os.listdir("/proc/self/task"))), let_in + 1
+            time.sleep(0.02)
+    finally:
+        for one in floods:
+            os.waitpid(one, 0)
+        room.remove(folder, "n1")
+    assert let_in > 10
+    assert most < 150, "each connection of a stranger has a thread, of which a few may be about to end"

@@ -1,4 +1,4 @@
-"""From where a group of replicas takes weights: from starts at work of its run, each of which has written where its ranks are."""
+"""From where a group of replicas takes weights: from starts at work of its run, as their ranks have written it down."""
 
 from __future__ import annotations
 
