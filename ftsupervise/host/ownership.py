@@ -454,18 +454,29 @@ def _free(first: Path) -> bool:
     return not os.path.lexists(first) or is_private(first)
 
 
+_chosen: dict[Path, Path] = {}  # the replacements that this process has found: others may make thousands of such names
+
+
 def _others(first: Path) -> Path | None:
     """Return the replacement folder, or a new one. Two processes may make one each: the first by name stays."""
+    known = _chosen.get(first)
+    if known is not None and is_private(known):
+        return known
     try:
-        return _found(first) or _made(first)
+        found = _found(first) or _made(first)
     except OSError:
         return None
+    if found is not None:
+        _chosen[first] = found
+    return found
 
 
 def _found(first: Path) -> Path | None:
     name = re.compile(re.escape(first.name) + r"\.[0-9a-f]{16}")
     with os.scandir(first.parent) as there:
-        names = sorted(entry.name for entry in there if name.fullmatch(entry.name))
+        names = sorted(
+            entry.name for entry in there if name.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+        )
     return next((first.with_name(one) for one in names if is_private(first.with_name(one))), None)
 
 

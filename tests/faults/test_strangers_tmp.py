@@ -19,6 +19,7 @@ from ftsupervise.host import ownership
 from ftsupervise.probe.errand import Notes
 from ftsupervise.watch import roster
 from tests.neighbours.leftovers import end_all_under
+from tests.neighbours.stranger import as_stranger
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")]
 
@@ -78,6 +79,26 @@ def test_many_processes_at_once_agree_on_one_second_place(shared_tmp: Path) -> N
         os.waitpid(pid, 0)
     chosen = ownership.own_folder()
     assert [one for one in shared_tmp.glob("ftsupervise-*.*") if ownership.is_private(one)] == [chosen]
+
+
+@pytest.mark.threat(
+    "Another account makes this account's folder in /tmp first, and beside it names without number that the one used instead "
+    "could have: each command looked through them again and again, and a tick of the watch took minutes.",
+    "A process looks for its folder once, among folders alone.",
+)
+def test_a_process_looks_once_through_the_names_that_a_stranger_has_made(shared_tmp: Path) -> None:
+    laid(shared_tmp, "a folder")
+    names = [shared_tmp / f"ftsupervise-{os.geteuid()}.{number:016x}" for number in range(500)]
+    as_stranger(lambda: [one.touch() for one in names])
+    listed = list[str]()
+    sys.addaudithook(lambda event, args: listed.append(str(args[0])) if event == "os.scandir" else None)
+    chosen = ownership.own_folder()
+    before = listed.count(str(shared_tmp))
+    assert [ownership.own_folder() for _ in range(3)] == [chosen] * 3
+    assert ownership.own_folder_taken()
+    assert listed.count(str(shared_tmp)) == before > 0
+    chosen.rmdir()
+    assert ownership.is_private(ownership.own_folder()), "one that is gone is looked for again"
 
 
 def test_it_is_told_whose_it_is_and_what_is_used_instead(shared_tmp: Path) -> None:
