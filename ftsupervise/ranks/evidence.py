@@ -611,14 +611,16 @@ class WorkerServer(NamedTuple):
             return self.ask("fr_trace_json", max(0.1, until - monotonic()), _DUMP)
 
     def _connected(self, within: float) -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX if self.path else socket.AF_INET, socket.SOCK_STREAM)
+        host = "" if self.path else _listens_at(self.pid, self.port)
+        family = socket.AF_UNIX if self.path else socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.settimeout(within)
-            if not self.path:
-                _require_listener(self.pid, self.port)
-            sock.connect(self.path or ("127.0.0.1", self.port))
+            sock.connect(self.path or (host, self.port))
             if self.path:
                 _require_peer(sock, self.pid)
+            elif _listens_at(self.pid, self.port) != host:  # it had ended, and somebody else was faster
+                raise NotAsked(f"it listens no more at port {self.port}")
         except BaseException:
             sock.close()
             raise
@@ -655,29 +657,45 @@ def _require_peer(sock: socket.socket, pid: int) -> None:
         raise NotAsked(f"process {peer} listens at its socket")
 
 
-def _require_listener(pid: int, port: int) -> None:
-    """Raise NotAsked unless ``pid`` of this account listens at the TCP port, by the kernel's tables. Raises OSError."""
-    inodes = {one for name in ("tcp", "tcp6") for one in _listeners(f"/proc/{pid}/net/{name}", port)}
+# An address of this host as the kernel's tables of listeners have it, and the one by which such a listener is reached here, and
+# no other: at another address somebody else may listen at the same port.
+_REACHED_AT = {
+    "0100007F": "127.0.0.1",
+    "00000000": "127.0.0.1",
+    "0000000000000000FFFF00000100007F": "127.0.0.1",
+    "00000000000000000000000001000000": "::1",
+    "00000000000000000000000000000000": "::1",
+}
+
+
+def _listens_at(pid: int, port: int) -> str:
+    """Return the address of this host at which ``pid`` of this account listens at the TCP port, by the kernel's tables. Raises
+    NotAsked where it does not, OSError."""
+    inodes = {inode: at for name in ("tcp", "tcp6") for inode, at in _listeners(f"/proc/{pid}/net/{name}", port)}
     for name in os.listdir(f"/proc/{pid}/fd"):
         try:
             target = os.readlink(f"/proc/{pid}/fd/{name}")  # noqa: PTH115 - a name, not a path
         except OSError:  # closed meanwhile
             continue
         if target.startswith("socket:[") and target[8:-1] in inodes:
-            return
+            return inodes[target[8:-1]]
     raise NotAsked(f"it does not listen at port {port}")
 
 
-def _listeners(table: str, port: int) -> list[str]:
-    """Return the inodes of this account's sockets that listen at ``port``."""
+def _listeners(table: str, port: int) -> list[tuple[str, str]]:
+    """Return the inodes of this account's sockets that listen at ``port`` of this host, each with where it is reached."""
     try:
         lines = Path(table).read_text("ascii", "replace").splitlines()[1:]
     except OSError:
         return []
     rows = [line.split() for line in lines]
     mine = str(os.geteuid())
-    return [row[9] for row in rows if len(row) > 9 and row[3] == "0A" and row[7] == mine
-            and row[1].rpartition(":")[2] == f"{port:04X}"]  # fmt: skip
+    found = [(row[9], row[1].rpartition(":")) for row in rows if len(row) > 9 and row[3] == "0A" and row[7] == mine]
+    return [
+        (inode, _REACHED_AT[address])
+        for inode, (address, _, at) in found
+        if at == f"{port:04X}" and address in _REACHED_AT
+    ]
 
 
 def _answer(sock: socket.socket, until: float, limit: int) -> bytes:

@@ -24,6 +24,7 @@ from ftsupervise.rundir.heartbeat_page import ENV_PAGES, ENV_SERVERS, server_not
 SERVER = """
 import encodings.idna, http.server, os, socket, sys, time
 where, mood, uid = sys.argv[1:4]
+host = sys.argv[5]
 class One(http.server.BaseHTTPRequestHandler):
     def log_message(self, *words): pass
     def do_POST(self):
@@ -50,7 +51,10 @@ class One(http.server.BaseHTTPRequestHandler):
 DUMP = b'{"version": "2.10", "entries": [], "pg_config": {}}'
 if where.isdigit():
     os.setuid(int(uid) or os.getuid())
-    one = http.server.ThreadingHTTPServer(("127.0.0.1", 0), One)
+    class V6(http.server.ThreadingHTTPServer):
+        address_family = socket.AF_INET6
+    kind = V6 if ":" in host else http.server.ThreadingHTTPServer
+    one = kind((host, int(where)), One)
     print(one.server_port, flush=True)
 else:
     one = http.server.ThreadingHTTPServer(where, One, bind_and_activate=False)
@@ -69,9 +73,11 @@ Serve = Callable[..., WorkerServer]
 def serve(tmp_path: Path) -> Iterator[Serve]:
     begun: list[Popen[str]] = []
 
-    def one(mood: str = "well", *, tcp: bool = False, uid: int = 0, more: str = "") -> WorkerServer:
-        where = "0" if tcp else f"{tmp_path}/{len(begun)}.sock"
-        words = [sys.executable, "-c", SERVER, where, mood, str(uid), more]
+    def one(
+        mood: str = "well", *, tcp: bool = False, uid: int = 0, more: str = "", host: str = "127.0.0.1", port: int = 0
+    ) -> WorkerServer:
+        where = str(port) if tcp else f"{tmp_path}/{len(begun)}.sock"
+        words = [sys.executable, "-c", SERVER, where, mood, str(uid), more, host]
         env = {**os.environ, ENV_PAGES: f"{tmp_path}/pages"}
         begun.append(Popen(words, stdout=PIPE, text=True, cwd=tmp_path, env=env))
         stdout = begun[-1].stdout
@@ -115,6 +121,24 @@ def test_another_process_at_its_address_is_not_asked(serve: Serve, tcp: bool) ->
 def test_another_accounts_socket_is_not_believed(serve: Serve, tcp: bool) -> None:
     with pytest.raises(NotAsked):
         serve(tcp=tcp, uid=65534).ask("ping", 5.0)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a process of another account")
+@pytest.mark.threat(
+    "A rank's worker server listens at one address of its host (::1, what `localhost` may mean), and another account at the "
+    "same port of another (127.0.0.1)",
+    "the rank's own is asked",
+)
+def test_at_a_port_where_two_listen_the_ranks_own_is_asked(serve: Serve) -> None:
+    own = serve(tcp=True, host="::1")
+    serve("evil", tcp=True, uid=65534, port=own.port, more=b"of a stranger".hex())
+    assert own.dump(5.0).startswith(b'{"version": "2.10"')
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "::ffff:127.0.0.1"])
+def test_a_server_that_listens_everywhere_is_asked(serve: Serve, host: str) -> None:
+    assert serve(tcp=True, host=host).ask("ping", 5.0) == b"pong"
 
 
 @pytest.mark.threat(
