@@ -104,7 +104,7 @@ PAST: dict[str, tuple[Past, ...]] = {
     "host/bounded.py": (Past("run", DEVICE),),
     "host/memory.py": (Past("_open_level", DEVICE),),
     "integrations/huggingface.py": (Past("throw_away", STAGED),),
-    "launch/folders.py": (Past("_give", "gives a folder of this account's own, which is held, to a group that the settings name"),),
+    "launch/folders.py": (Past("_give", "gives a folder of this account's own, which is held, to a group that is named"),),
     "launch/submit.py": (Past("register", STATE), Past("submit _claim", RUN)),
     "drill/play.py": (Past("keep_what_is_left", HELD),),
     "drill/rows.py": (Past("_flip_bits", PRIVATE),),
