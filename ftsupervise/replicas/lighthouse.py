@@ -52,10 +52,13 @@ from ftsupervise.units import show_duration, signal_name
 # - One that answered once, and then not for a minute, is ended. One that never answered may be fine, and our sight wrong: five
 #   times as long.
 # - One whose port refuses connections is broken for certain: ten seconds.
+# - One whose page is too large to be read, because somebody has told it thousands of names, is ended: a new one has heard of
+#   none of them. At most every ten minutes, for the one who told them may tell them again.
 # - What the network of this host does not let us see ends nothing, and neither does an answer that is not a lighthouse's.
 
 LOOK_EVERY = 2.0  # seconds
 _REFUSED = 10.0
+_FULL, _FULL_AGAIN = 30.0, 600.0
 _NEVER_ANSWERED = 5  # times as patient
 _STOPPED = "T"  # in /proc/PID/stat; a debugger's "t" is left alone
 
@@ -73,6 +76,7 @@ class LighthouseHealth(NamedTuple):
     answered: float | None = None  # the last time
     refused: float | None = None  # since
     stopped: bool = False
+    full: float | None = None  # since
 
     def after(
         self, now: float, seen: LighthousePage | PageNotSeen, state: str, silent: float
@@ -80,7 +84,17 @@ class LighthouseHealth(NamedTuple):
         """Add one more look; returns also what to do about it, in words. ``state``: of its process, one letter.
         ``silent``: seconds without an answer, after which it is ended."""
         if isinstance(seen, LighthousePage):
-            return self._replace(answered=now, refused=None, stopped=False), *_LEAVE
+            return self._replace(answered=now, refused=None, stopped=False, full=None), *_LEAVE
+        if seen.kind is Unseen.FULL:
+            full = now if self.full is None else self.full
+            then = self._replace(answered=now, refused=None, stopped=False, full=full)
+            if now - full >= _FULL and now - self.begun >= _FULL_AGAIN:
+                return (
+                    then,
+                    LighthouseVerdict.END,
+                    f"{seen.why}: strangers have told it names, and a new one knows none",
+                )
+            return then, *_LEAVE
         if state == _STOPPED:
             words = "" if self.stopped else "it is stopped (SIGSTOP): it is continued"
             return self._replace(stopped=True, refused=None), LighthouseVerdict.CONTINUE, words

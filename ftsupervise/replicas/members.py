@@ -86,6 +86,7 @@ class Unseen(Enum):
     REFUSED = "nothing listens there"
     SILENT = "no answer in time"
     STRANGE = "an answer that is no such page"
+    FULL = "a page that is too large to be read"  # a lighthouse forgets no name that was ever told to it
     CUT = "it could not be asked"  # the network of this host
 
 
@@ -123,8 +124,12 @@ def look(host: str, port: int, within: float, *, own: bool = False) -> Lighthous
         kind = Unseen.STRANGE if isinstance(error, ConnectionError) else Unseen.CUT
         return PageNotSeen(kind, error.strerror or str(error))
     except ValueError as error:
-        return PageNotSeen(Unseen.STRANGE, str(error))
+        return PageNotSeen(Unseen.FULL if isinstance(error, _Full) else Unseen.STRANGE, str(error))
     return parse(body)
+
+
+class _Full(ValueError):
+    """An answer that is not read to its end."""
 
 
 def _ask(one: socket.socket, host: str, port: int, until: float) -> str:
@@ -140,7 +145,7 @@ def _ask(one: socket.socket, host: str, port: int, until: float) -> str:
         if not part or _complete(raw):
             break
         if len(raw) > LIMIT:
-            raise ValueError(f"its answer is larger than {LIMIT // 1_000_000} MB")
+            raise _Full(f"its answer is larger than {LIMIT // 1_000_000} MB")
     return _body(bytes(raw))
 
 

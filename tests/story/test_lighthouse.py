@@ -20,7 +20,7 @@ from ftsupervise.host import processes
 from ftsupervise.host.ports import ports_of
 from ftsupervise.replicas.bounds import derive
 from ftsupervise.replicas.lighthouse import LighthousePlace, SupervisedLighthouse
-from ftsupervise.replicas.members import LighthousePage, MemberTrouble, StoreWatch, store_answers, suspects
+from ftsupervise.replicas.members import LighthousePage, MemberTrouble, StoreWatch, Unseen, store_answers, suspects
 from ftsupervise.replicas.record import read_lighthouse
 from tests.neighbours import needs
 from tests.neighbours.managers import Group
@@ -36,6 +36,15 @@ from torch.distributed import TCPStore
 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 print(store.port, flush=True)
 time.sleep(600)"""
+
+
+NAMES_OF_NOBODY = """import sys
+from datetime import timedelta
+from tests.neighbours.managers import compiled
+client = compiled().LighthouseClient(sys.argv[1], connect_timeout=timedelta(seconds=20))
+for number in range(25_000):
+    client.heartbeat(f"g001:{'x' * 200}{number}")
+"""
 
 
 class Scene:
@@ -96,6 +105,21 @@ def test_a_killed_lighthouse_is_back_at_its_address_within_a_second(scene: Scene
     assert after.pid != before.pid and after.history[0].why == "killed by SIGKILL" and after.history[0].down < 1.5
     assert stall < 8
     assert lighthouse.restarted is not None
+
+
+def test_a_page_of_thousands_of_names_is_not_read_and_a_new_lighthouse_has_none_of_them(
+    scene: Scene, until: Until
+) -> None:
+    lighthouse = scene.lighthouse()
+    groups = scene.groups(lighthouse)
+    together(groups, until)
+    flood = [sys.executable, "-c", NAMES_OF_NOBODY, lighthouse.address]
+    subprocess.run(flood, check=True, timeout=120, capture_output=True, cwd=Path(__file__).parents[2])
+    until(lambda: getattr(lighthouse.page(), "kind", None) is Unseen.FULL, "its page is too large")
+    at = time.time()
+    os.kill(lighthouse.record.pid, signal.SIGKILL)  # as its supervisor does after a while
+    until(lambda: all_step(groups, at + 0.2, 4), "all groups go on")
+    until(lambda: isinstance(lighthouse.page(), LighthousePage), "its page is read again")
 
 
 @pytest.mark.fault("The lighthouse is stopped (SIGSTOP)", "it is continued, and not restarted")

@@ -13,6 +13,7 @@ SILENT = PageNotSeen(Unseen.SILENT, "no answer within 2 s")
 REFUSED = PageNotSeen(Unseen.REFUSED, "nothing listens there")
 CUT = PageNotSeen(Unseen.CUT, "Network is unreachable")
 STRANGE = PageNotSeen(Unseen.STRANGE, "its answer is not HTTP")
+FULL = PageNotSeen(Unseen.FULL, "its answer is larger than 4 MB")
 Look = tuple[LighthousePage | PageNotSeen, str]
 
 
@@ -66,3 +67,16 @@ def test_a_port_that_refuses_is_given_ten_seconds() -> None:
 def test_what_our_own_network_hides_ends_nothing(unseen: PageNotSeen) -> None:
     assert played([FINE, *[(unseen, "S")] * 1000]) == []
     assert played([FINE, *[(SILENT, "S")] * 20, (unseen, "S"), *[(SILENT, "S")] * 20]) == []
+
+
+@pytest.mark.threat(
+    "Somebody who reaches the lighthouse tells it tens of thousands of names, which it never forgets: its page is too large to "
+    "be read, and a group with jobs of its own never starts again.",
+    "Such a lighthouse is ended, at most every ten minutes, and the one in its place has heard of none of them.",
+)
+def test_one_whose_page_is_too_large_is_ended_when_it_is_ten_minutes_old() -> None:
+    assert played([(FULL, "S")] * 299) == [], "who told it the names may tell them again: not all the time"
+    (at, verdict, words), *_ = played([(FULL, "S")] * 301)
+    assert (at, verdict) == (600.0, LighthouseVerdict.END)
+    assert "larger than 4 MB" in words
+    assert played([FINE] * 400 + [(FULL, "S"), FINE] * 50) == [], "one look proves nothing"
