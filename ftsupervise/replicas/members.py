@@ -145,7 +145,9 @@ def _ask(one: socket.socket, host: str, port: int, until: float) -> str:
         if not part or _complete(raw):
             break
         if len(raw) > LIMIT:
-            raise _Full(f"its answer is larger than {LIMIT // 1_000_000} MB")
+            begin = bytes(raw[:65_536]).partition(b"\r\n\r\n")[2].decode("utf-8", "replace")
+            kind = _Full if _QUORUM_ID.match(begin) else ValueError
+            raise kind(f"its answer is larger than {LIMIT // 1_000_000} MB")
     return _body(bytes(raw))
 
 
@@ -186,8 +188,10 @@ def parse(text: str) -> LighthousePage | PageNotSeen:
             Unseen.STRANGE, "its answer is no status page of torchft's lighthouse: another program or version"
         )
     above, _, below = text.partition("<h2>Heartbeats</h2>")
-    members = [_member(part[:_PART]) for part in above[first.end() :].split(_MEMBER, _MOST)[1:]]
-    heard = [_heartbeat(part[:_PART]) for part in below.split(_HEARTBEAT, _MOST)[1:]]
+    if above.count(_MEMBER) > _MOST or below.count(_HEARTBEAT) > _MOST:  # who is not read would count as silent
+        return PageNotSeen(Unseen.FULL, f"its page has more than {_MOST} names")
+    members = [_member(part[:_PART]) for part in above[first.end() :].split(_MEMBER)[1:]]
+    heard = [_heartbeat(part[:_PART]) for part in below.split(_HEARTBEAT)[1:]]
     return LighthousePage(
         quorum=_whole(first[1]) or 0,
         members=tuple(one for one in members if one is not None),
