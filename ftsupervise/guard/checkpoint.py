@@ -556,6 +556,7 @@ class Checkpoints:
             raise FileExistsError(
                 errno.EEXIST, "is there already, and this file system cannot exchange two", str(target)
             )
+        sync_directory(target.parent)  # or a power cut could leave the old one there, whose files are gone
         _delete(staged)
         return True
 

@@ -17,7 +17,7 @@ from typing import Any
 RECORDER = """
 import json, os, runpy, sys, threading
 log, place = open(sys.argv[1], "w", buffering=1), os.path.realpath(sys.argv[2])
-real_fsync = os.fsync
+real_fsync, real_open = os.fsync, os.open
 
 def inside(path):
     path = os.path.realpath(os.path.dirname(os.path.abspath(os.fspath(path)))) + "/" + os.path.basename(os.fspath(path))
@@ -44,25 +44,37 @@ def flush():
         elif thread == threading.get_ident():
             pending.remove(one)
 
+def below(path, at):
+    path = os.fsdecode(path)
+    return path if at in (-1, None) or os.path.isabs(path) else os.readlink(f"/proc/self/fd/{at}") + "/" + path
+
 def heard(event, args):
     words = ()
     if event == "open":
         path, mode, flags = args
         if isinstance(path, (str, bytes, os.PathLike)) and flags & os.O_ACCMODE != os.O_RDONLY:
-            words = ("file", os.fsdecode(path))
+            words = ("file", below(path, getattr(within, "folder", None)))
     elif event == "os.rename":
-        words = ("rename", args[0], args[1])
+        words = ("rename", below(args[0], args[2]), below(args[1], args[3]))
     elif event == "os.link":
-        words = ("link", args[1], args[0])
+        words = ("link", below(args[1], args[3]), below(args[0], args[2]))
     elif event == "os.mkdir":
-        path, _, at = args
-        words = ("folder", path if at == -1 else os.readlink(f"/proc/self/fd/{at}") + "/" + path)
-    elif event in ("os.remove", "os.rmdir") and args[1] == -1:
-        words = ("remove", args[0])
+        words = ("folder", below(args[0], args[2]))
+    elif event in ("os.remove", "os.rmdir"):
+        words = ("remove", below(args[0], args[1]))
     if words and all(inside(path) for path in words[1:]):
         with lock:
             flush()
             pending.append((threading.get_ident(), (words[0], *map(inside, words[1:]))))
+
+within = threading.local()  # the open folder in which a file is opened: the event does not name it
+
+def opened(path, flags, mode=0o777, *, dir_fd=None):
+    within.folder = dir_fd
+    try:
+        return real_open(path, flags, mode, dir_fd=dir_fd)
+    finally:
+        within.folder = None
 
 def fsync(fd):
     real_fsync(fd)
@@ -88,7 +100,7 @@ class Libc:
 import ctypes
 real_library, ctypes.CDLL = ctypes.CDLL, Libc
 sys.addaudithook(heard)
-os.fsync = fsync
+os.fsync, os.open = fsync, opened
 sys.recorder_note = note
 sys.argv = sys.argv[3:]
 runpy.run_path(sys.argv[0], run_name="__main__")
