@@ -9,7 +9,7 @@ collective. The supervisor notices, takes the evidence, ends the ranks and start
 torch is imported once for each run. Printed is the confusion matrix (what was done against what was said), how often the rank
 was right, how often a wrong one was named with high confidence, which must be never, and what PyTorch's own analyzer says of
 the same dumps. ``--results`` adds each trial to a file, as it ends; ``--table`` prints what stands in such a file. ``--check``
-exits 1 where fewer than 29 of 30 (or that share) were right in any scene. Needs torch, Slurm, and root for the file system that
+exits 1 where fewer than 29 of 30 (or that share) were right in any scene, or not all trials were played. Needs torch, Slurm, and root for the file system that
 hangs and for the cgroup that is full.
 """
 
@@ -28,10 +28,11 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -158,7 +159,10 @@ def main() -> int:
             except (RuntimeError, OSError) as error:  # the others go on
                 print(f"a run came to nothing: {error}", flush=True)
     print()
-    return report(found, check=args.check)
+    code, due = report(found, check=args.check), sum(map(len, jobs))
+    if len(found) < due:
+        print(f"only {len(found)} of {due} trials were played")
+    return code or int(args.check and len(found) < due)
 
 
 def stop(*_: object) -> None:
@@ -285,7 +289,7 @@ def play(trials: list[dict[str, Any]], sandbox: Sandbox) -> Iterator[Told]:
         typed("launch", folder=folder, env=env)
         run = folder / "runs/scene"
         try:
-            until(lambda: "a standby is ready" in log_of(run), 180, f"a standby of {scene}: {log_of(run)[-500:]}")
+            until(lambda: "a standby is ready" in log_of(run), 180, f"a standby of {scene}", partial(waits, run, env))
             (folder / "warm").touch()
             for number, trial in enumerate(trials, 2):
                 yield _judged(trial, number, folder, env, last=number > len(trials))
@@ -371,13 +375,20 @@ def progress_of(attempt: Path) -> str:
         return '"straggler": null'
 
 
-def until(done: Any, seconds: float, what: str) -> None:
+def waits(run: Path, env: dict[str, str]) -> str:
+    """What a job that does not begin waits for."""
+    asked = ("squeue", "-o", "%i %T %r"), ("sinfo", "-N", "-o", "%N %T %E")
+    said = [subprocess.run(words, env=env, capture_output=True, text=True, check=False).stdout for words in asked]
+    return "\n".join((*said, log_of(run)[-500:]))
+
+
+def until(done: Any, seconds: float, what: str, why: Callable[[], str] = str) -> None:
     end = time.monotonic() + seconds
     while not done():
         if STOPPING.is_set():
             raise RuntimeError("it is to stop")
         if time.monotonic() > end:
-            raise RuntimeError(f"not within {seconds:.0f} s: {what}")
+            raise RuntimeError(f"not within {seconds:.0f} s: {what}\n{why()}")
         time.sleep(0.1)
 
 
