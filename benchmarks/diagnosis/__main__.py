@@ -9,8 +9,8 @@ collective. The supervisor notices, takes the evidence, ends the ranks and start
 torch is imported once for each run. Printed is the confusion matrix (what was done against what was said), how often the rank
 was right, how often a wrong one was named with high confidence, which must be never, and what PyTorch's own analyzer says of
 the same dumps. ``--results`` adds each trial to a file, as it ends; ``--table`` prints what stands in such a file. ``--check``
-exits 1 where fewer than 29 of 30 (or that share) were right in any scene, or not all trials were played. Needs torch, Slurm, and root for the file system that
-hangs and for the cgroup that is full.
+exits 1 where fewer than 29 of 30 (or that share) were right in any scene, or not all trials were played. Needs torch, Slurm,
+and root for the file system that hangs and for the cgroup that is full.
 """
 
 from __future__ import annotations
