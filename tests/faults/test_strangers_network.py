@@ -276,5 +276,5 @@ def test_a_flood_of_connections_holds_few_threads_and_lets_a_node_in() -> None:
         for one in floods:
             os.waitpid(one, 0)
         room.remove(folder, "n1")
-    assert let_in > 10
+    assert let_in > 2
     assert most < 150, "each connection of a stranger has a thread, of which a few may be about to end"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ftsupervise.scheduler.local import Local
 from tests.neighbours.patience import wait_until
 from tests.neighbours.typed import typed
 
@@ -34,6 +35,7 @@ def failed(tmp_path: Path) -> Path:
     run = tmp_path / "runs" / "thesis"
     wait_until((run / "state" / "brake").exists, "the brake")
     wait_until((run / "attempts" / "0003" / "end.json").exists, "the end of the third attempt")
+    wait_until(lambda: not Local(env).queue(), "the end of its job, which writes last")
     return run
 
 
