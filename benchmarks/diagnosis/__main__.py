@@ -376,7 +376,7 @@ def progress_of(attempt: Path) -> str:
 
 
 def waits(run: Path, env: dict[str, str]) -> str:
-    """What a job that does not begin waits for."""
+    """Return what a job that does not begin waits for."""
     asked = ("squeue", "-o", "%i %T %r"), ("sinfo", "-N", "-o", "%N %T %E")
     said = [subprocess.run(words, env=env, capture_output=True, text=True, check=False).stdout for words in asked]
     return "\n".join((*said, log_of(run)[-500:]))

@@ -144,7 +144,9 @@ def test_another_period_moves_the_chain_to_the_new_slots(one: OneCron, until: Un
         print(f"{datetime.now():%T}", *(f"{job.id} {job.state} {job.comment};" for job in jobs))  # shown if it fails
         slots = [slot_of(job.comment, installed.id) for job in jobs if job.state.waiting]
         mine = [slot.timestamp() for slot in slots if slot is not None]
-        return len(set(mine)) == 3 and all(at % 600 == 0 for at in mine)  # one twice: a slot of before ticks just now
+        if len(mine) > len(set(mine)):  # a slot of before has ticked meanwhile: the next look takes the second job away
+            one.install()
+        return len(mine) == 3 and all(at % 600 == 0 for at in mine)
 
     until(moved, "three slots of the new period and no other")
 

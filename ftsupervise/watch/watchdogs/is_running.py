@@ -331,7 +331,7 @@ def _waits(memory: dict[str, Any]) -> list[float]:
 
 def _begun(look: Look, job: Job, until: datetime) -> datetime:
     """Return since when the run has waited for ``job``: since it was submitted, or the attempt before it ended. The members
-    of an array are submitted days before it is their turn. What has ended since ``until`` was there still."""
+    of an array are submitted days before it is their turn. What has ended after ``until`` was still there then."""
     before = [one.ended or one.heard or one.started for one in look.attempts if one.started < until]
     return max((min(at, until) for at in (job.submit_time, *before[-1:]) if at is not None), default=until)
 
