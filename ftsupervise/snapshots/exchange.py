@@ -313,41 +313,45 @@ def _session_key(key: bytes, both: bytes | bytearray) -> bytes:
 # into a slot that is not needed any more, compares the digest that both have taken on the way, sets the header last and only
 # then says that it has the snapshot. A connection that ends anywhere leaves a slot that holds nothing.
 
-CPU_PER_BYTE = 1.1e-9  # seconds of both ends together: sealed, with the digest
-_BURST = 2 * PIECE
+_BURST = 0.004  # seconds of processor time: about two pieces
+_LEAST = 0.0005  # of a core, about 1 MB a second: never so slow that a copy has no end
 _FLOCK = struct.Struct("hhlli")
 _RESERVED = 2  # slots of a copy: the one that is spared, and the one that comes
 
 
-class TokenBucket:
-    """Bounds the bytes per second that are sent."""
+class CpuShare:
+    """Holds the thread that copies to a share of the cores, by the processor time that it has really used: what a byte costs
+    differs by two between machines, and by more with what else they do."""
 
-    def __init__(self, rate: float | None, sleep: Callable[[float], object] = time.sleep) -> None:
-        """``rate`` in bytes per second; None: as fast as it goes."""
-        self._rate, self._sleep = rate, sleep
-        self._left, self._at = float(_BURST), time.monotonic()
+    def __init__(self, cores: float | None, sleep: Callable[[float], object] = time.sleep) -> None:
+        """``cores`` that it may keep busy, 0.02 is 2 % of one; None: as fast as it goes."""
+        self._cores, self._sleep = cores, sleep
+        self._left = _BURST
+        self._since: tuple[float, float] | None = None  # monotonic time, processor time of this thread
 
-    def take(self, size: int) -> None:
-        """Wait until ``size`` more bytes may go."""
-        if self._rate is None:
+    def keep(self) -> None:
+        """Wait until what this thread has used lies within its share. Only one thread may call it."""
+        if self._cores is None:
             return
-        now = time.monotonic()
-        self._left = min(float(_BURST), self._left + (now - self._at) * self._rate) - size
-        self._at = now
+        now = time.monotonic(), time.thread_time()
+        if self._since is not None:
+            may, did = (new - old for new, old in zip(now, self._since))
+            self._left = min(_BURST, self._left + may * self._cores - did)
+        self._since = now
         if self._left < 0:
-            self._sleep(-self._left / self._rate)
+            self._sleep(-self._left / self._cores)
 
 
-def rate_of(share: float, cores: int | None = None) -> float:
-    """Return bytes per second whose copying takes ``share`` of this node's cores, sending and receiving together."""
-    return max(1e6, share * (cores or len(os.sched_getaffinity(0))) / CPU_PER_BYTE)
+def each_end(share: float) -> float:
+    """Return the cores that sending may keep busy on this node, and receiving as many: together ``share`` of them."""
+    return max(_LEAST, share * len(os.sched_getaffinity(0)) / 2)
 
 
 class NotTaken(Exception):
     """A snapshot that was not copied, and why. The channel is good for the next one."""
 
 
-def send_snapshot(channel: SnapshotChannel, file: SlotFile, wanted: SnapshotId, bucket: TokenBucket) -> None:
+def send_snapshot(channel: SnapshotChannel, file: SlotFile, wanted: SnapshotId, share: CpuShare) -> None:
     """Send a snapshot. Raises NotTaken, ChannelBroken, OSError."""
     slot = file.held().get(wanted)
     header = file.valid(slot) if slot is not None else None
@@ -365,7 +369,7 @@ def send_snapshot(channel: SnapshotChannel, file: SlotFile, wanted: SnapshotId, 
     while offset < header.size:
         start, most = file.extent(slot, header, offset)
         piece = buffer[: min(PIECE, most)]
-        bucket.take(len(piece))
+        share.keep()
         if os.preadv(file.fd, [piece], start) != len(piece):
             raise ChannelBroken(f"{file.path} was cut short")  # mid-frame: only a new connection goes on from here
         if offset >= header.meta_size:
@@ -390,6 +394,7 @@ def receive_snapshot(
     place: str,
     spared: Collection[SnapshotId],
     may_take: Callable[[int], None],
+    share: CpuShare,
     refuse: Callable[[SlotHeader], str] = lambda header: "",
 ) -> SlotHeader:
     """Write the other side's data into the file of its rank in ``place``.
@@ -411,7 +416,7 @@ def receive_snapshot(
         slot = slot_to_write([header.id if header else NOTHING for header in headers], spared)
         turn = file.begin(slot)
         channel.send(CopyWord(begin=offer.algorithm))
-        sums = _take_pieces(channel, file, slot, offer)
+        sums = _take_pieces(channel, file, slot, offer, share)
         end = channel.receive(CopyWord)
         if not end.digest:
             raise NotTaken(end.why[:200] or "given up")
@@ -467,7 +472,7 @@ def _file_for(offer: _Offer, place: str, may_take: Callable[[int], None]) -> Slo
     return create_slots(path, header.world, header.rank, offer.room, may_take)
 
 
-def _take_pieces(channel: SnapshotChannel, file: SlotFile, slot: int, offer: _Offer) -> str:
+def _take_pieces(channel: SnapshotChannel, file: SlotFile, slot: int, offer: _Offer, share: CpuShare) -> str:
     """Write the pieces; returns the digest of the data among them."""
     sums, header = digest.hasher(offer.algorithm), offer.header
     buffer = memoryview(bytearray(PIECE))
@@ -475,6 +480,7 @@ def _take_pieces(channel: SnapshotChannel, file: SlotFile, slot: int, offer: _Of
     while offset < header.size:
         _, most = file.extent(slot, header, offset)
         piece = buffer[: min(PIECE, most)]
+        share.keep()
         channel.receive_piece(piece)
         if offset >= header.meta_size:
             sums.update(piece)
@@ -539,8 +545,8 @@ class SnapshotExchange:
         if self.lock is None:
             raise OSError(f"cannot make {folder}")
         self._place, self._talk = node_folder(folder, node), talk
-        self._sender = CopySender(self._place, key, TokenBucket(rate_of(share)))
-        self._server = CopyServer(self._place, key, lambda: self._sender.order)
+        self._sender = CopySender(self._place, key, CpuShare(cores := each_end(share)))
+        self._server = CopyServer(self._place, key, lambda: self._sender.order, cores)
         self._at_once = CopyAtOnce(self._place, key, lambda: self._sender.order) if at_once else None
         self._pins = PinsPage(self._place, write=True)
         host = next((one for one in reversed(own_addresses()) if one[:1].isdigit()), "")
@@ -585,9 +591,9 @@ class SnapshotExchange:
 class CopySender:
     """Copies the snapshots of this node's ranks to its buddy, one step at a time, as the last order says."""
 
-    def __init__(self, place: str, key: bytes, bucket: TokenBucket) -> None:
+    def __init__(self, place: str, key: bytes, share: CpuShare) -> None:
         self.order = CopyOrder(0, 0)
-        self._place, self._key, self._bucket = place, key, bucket
+        self._place, self._key, self._share = place, key, share
         self._news = threading.Condition()
         self._sent = SnapshotId(-1, 0)
         self._missed, self._problem = -1, ""
@@ -664,7 +670,7 @@ class CopySender:
             for file in files:
                 if has_writer(file):
                     channel.send(CopyRequest("put", held))  # the buddy may not have heard of that yet
-                    send_snapshot(channel, file, wanted, self._bucket)
+                    send_snapshot(channel, file, wanted, self._share)
         finally:
             for file in files:
                 file.close()
@@ -740,7 +746,7 @@ def fetch(place: str, rank: int, wanted: SnapshotId, host: str, port: int, key: 
     channel = connect(host, port, key)
     try:
         channel.send(CopyRequest("get", rank=rank, step=wanted.step, attempt=wanted.attempt))
-        receive_snapshot(channel, place, (), lambda size: require_room(place, size))
+        receive_snapshot(channel, place, (), lambda size: require_room(place, size), CpuShare(None))
     finally:
         channel.close()
 
@@ -757,19 +763,21 @@ _STRANGERS = 32  # connections that have proven nothing yet; the oldest goes
 class CopyServer:
     """Serves the connections of one node, whose folder is ``place``. ``order()``: the supervisor's last order."""
 
-    def __init__(self, place: str, key: bytes, order: Callable[[], CopyOrder]) -> None:
-        """Open the port. Raises OSError."""
-        self._place, self._order = place, order
+    def __init__(self, place: str, key: bytes, order: Callable[[], CopyOrder], cores: float | None = None) -> None:
+        """Open the port. ``cores`` that taking copies may keep busy (``CpuShare``). Raises OSError."""
+        self._place, self._order, self._cores = place, order, cores
         self._door = _Door(key, self._serve)
         self.port = self._door.port
 
     def _serve(self, channel: SnapshotChannel) -> None:
         """Serve one connection: "put" brings a snapshot of a rank that runs elsewhere, "get" fetches one for it."""
+        within, at_once = CpuShare(self._cores), CpuShare(None)
         while True:
             asked = channel.receive(CopyRequest)
             try:
                 if asked.do == "put":
-                    receive_snapshot(channel, self._place, self._spared(asked), self._may_take, self._refuse)
+                    share = at_once if asked.each else within
+                    receive_snapshot(channel, self._place, self._spared(asked), self._may_take, share, self._refuse)
                 elif asked.do == "get":
                     self._give(channel, asked)
                 else:
@@ -786,7 +794,7 @@ class CopyServer:
             channel.send(CopyOffer(why=f"nothing of rank {asked.rank}: {error}"))
             raise NotTaken(str(error)) from None
         with file:
-            send_snapshot(channel, file, SnapshotId(asked.step, asked.attempt), TokenBucket(None))
+            send_snapshot(channel, file, SnapshotId(asked.step, asked.attempt), CpuShare(None))
 
     def _spared(self, asked: CopyRequest) -> frozenset[SnapshotId]:
         """Return what is not written over: the step that every buddy holds, as the newer order of the two nodes has it; none
@@ -935,7 +943,7 @@ class CopyAtOnce:
                     with open_slots(rank_file(self._place, asked.rank)) as file:
                         # of the two slots there, the older one is written over: the newest whole step stays
                         channel.send(CopyRequest("put", each=True))
-                        send_snapshot(channel, file, wanted, TokenBucket(None))
+                        send_snapshot(channel, file, wanted, CpuShare(None))
                     return ""
                 closed = 0.0
             except NotTaken as error:

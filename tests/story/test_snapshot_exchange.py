@@ -22,9 +22,9 @@ from ftsupervise.snapshots.exchange import (
     CopyRequest,
     CopySender,
     CopyServer,
+    CpuShare,
     NotTaken,
     SnapshotChannel,
-    TokenBucket,
     fetch,
     receive_snapshot,
     send_snapshot,
@@ -372,7 +372,7 @@ def _forger(where: tuple[str, int], at: int) -> int:
 
 def _send(scene: CopyScene, channel: SnapshotChannel, node: str, rank: int, wanted: SnapshotId) -> None:
     with open_slots(room.rank_file(room.node_folder(scene.folder, node), rank)) as file:
-        send_snapshot(channel, file, wanted, TokenBucket(None))
+        send_snapshot(channel, file, wanted, CpuShare(None))
 
 
 # The agent's part.
@@ -448,7 +448,7 @@ def test_a_node_whose_memory_is_tight_takes_no_copy_and_says_so(tmp_path: Path) 
 
     def take() -> None:
         with pytest.raises(NotTaken, match="1 MB are free"):
-            receive_snapshot(SnapshotChannel(far, key, client=False, seal=False), str(place), (), full)
+            receive_snapshot(SnapshotChannel(far, key, client=False, seal=False), str(place), (), full, CpuShare(None))
         said.append("refused")
 
     taker = threading.Thread(target=take)
@@ -459,9 +459,7 @@ def test_a_node_whose_memory_is_tight_takes_no_copy_and_says_so(tmp_path: Path) 
         file.write(0, header, 0, state_of(0, 4, 1, 1000))
         file.commit(0, header)
         with pytest.raises(NotTaken, match="1 MB are free"):
-            send_snapshot(
-                SnapshotChannel(near, key, client=True, seal=False), file, SnapshotId(4, 1), TokenBucket(None)
-            )
+            send_snapshot(SnapshotChannel(near, key, client=True, seal=False), file, SnapshotId(4, 1), CpuShare(None))
     taker.join()
     assert said == ["refused"] and list(place.iterdir()) == []
 
@@ -493,7 +491,7 @@ def test_a_snapshot_that_is_damaged_where_it_lies_is_given_to_nobody(make: Make,
 def test_a_sender_that_waits_to_try_again_hears_of_another_buddy_at_once(make: Make, until: Until) -> None:
     """It waits up to five seconds after a buddy that was killed, and the next one may be named meanwhile."""
     scene = make("a", "b")
-    sender = CopySender(room.node_folder(scene.folder, "a"), scene.key, TokenBucket(None))
+    sender = CopySender(room.node_folder(scene.folder, "a"), scene.key, CpuShare(None))
     with socket.create_server(("127.0.0.1", 0)) as gone:
         old = gone.getsockname()[:2]
     sender.obey(CopyOrder(1, 1, *old))

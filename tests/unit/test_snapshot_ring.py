@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 
-from ftsupervise.snapshots.exchange import TokenBucket, rate_of
+from ftsupervise.snapshots.exchange import CpuShare, each_end
 from ftsupervise.snapshots.ring import CopyOrder, CopyReport, SnapshotRing, pack, read_order
 
 
@@ -126,12 +129,15 @@ def test_words_that_make_no_sense_are_not_obeyed() -> None:
     assert read_order(pack(CopyOrder(3, 2))) == CopyOrder(3, 2)
 
 
-def test_no_more_bytes_are_sent_than_the_share_of_the_cores_allows() -> None:
-    assert rate_of(0.02, 64) == pytest.approx(1.16e9, rel=0.01)
-    assert rate_of(0.0, 64) == 1e6, "never so slow that a copy has no end"
+def test_copying_takes_no_more_processor_time_than_its_share() -> None:
     slept: list[float] = []
-    bucket = TokenBucket(1e6, slept.append)
-    for _ in range(20):
-        bucket.take(1_000_000)
-    assert sum(slept) > 15 * 17 / 2, "each wait is for the whole debt: nobody has really slept here"
-    TokenBucket(None, slept.append).take(1 << 40)
+    share = CpuShare(0.02, slept.append)  # nobody really sleeps here: the debt grows
+    share.keep()
+    until = time.thread_time() + 0.1
+    while time.thread_time() < until:
+        pass
+    share.keep()
+    assert sum(slept) == pytest.approx((0.1 - 0.004) / 0.02, rel=0.2)
+    cores = len(os.sched_getaffinity(0))
+    assert each_end(0.02) == pytest.approx(0.01 * cores)
+    assert each_end(0.0) > 0, "never so slow that a copy has no end"
