@@ -186,6 +186,7 @@ class RunOfGroups(ABC):
             return 0
         finally:
             self.end()
+            self.pages.ended = True
             steps = [group.row.step for group in self.groups if group.row.step is not None]
             note_stop(self.asked.rundir, self.attempt, self.told, self.over(), max(steps, default=None))
             writer.close()
@@ -495,6 +496,7 @@ class GroupPages:
     ) -> None:
         self._asked, self._groups, self._nodes, self._say, self._area = asked, groups, nodes, say, area
         self.below: datetime | None = None  # since when fewer than the least run
+        self.ended = False  # all groups have: the last progress is that of their ends
         self._written = 0.0  # monotonic
         self._quorum, self._turn = QuorumPage(), OneAtATime[QuorumPage]()
         self._slow = ""
@@ -625,7 +627,9 @@ class GroupPages:
 
     def progress(self) -> ProgressPage | None:
         """Sum the groups up: the step that the first of them has reached counts, because one that comes back begins there."""
-        pages = [(group.row.name, page) for group in self._groups if self._trains(group) and (page := group.seen.page)]
+        pages = [
+            (group.row.name, page) for group in self._groups if self._trains(group) and (page := self._page(group))
+        ]
         if not pages:
             return None
         every, now = [page for _, page in pages], _now()
@@ -648,7 +652,16 @@ class GroupPages:
         """Return whether its page is of this job: until its supervisor has begun an attempt, the newest is of the job before,
         which may have been lost without an end."""
         newest = group.seen.newest
-        return group.alive and newest is not None and (self._asked.apart or newest.started >= self._begun[0])
+        alive = group.alive or self.ended
+        return alive and newest is not None and (self._asked.apart or newest.started >= self._begun[0])
+
+    def _page(self, group: GroupProcess) -> ProgressPage | None:
+        """Return the progress of the group; the steps that it made and saved after the last look at it stand in its end."""
+        page, newest = group.seen.page, group.seen.newest
+        if page is None or newest is None or newest.ended is None:
+            return page
+        step = page.ahead if newest.last_step is None else newest.last_step
+        return page._replace(step=step, ahead=step, saved=page.saved if newest.saved is None else newest.saved)
 
     def _first_step(self, pages: Sequence[ProgressPage]) -> int | None:
         """Return the first that any group has made in this job: one that was started again begins later."""

@@ -599,9 +599,7 @@ def _begin(
     if before.last_step is not None and attempt.first_step <= before.last_step:
         redone = before.last_step - attempt.first_step + 1
         lost = f"; {redone} steps are done again" if redone > 1 else "; one step is done again"
-    gap = ""
-    if before.ended is not None:
-        gap = f" {show_duration(max(0.0, (attempt.started - before.ended).total_seconds()))} after"
+    gap = "" if before.ended is None else f" {show_duration(_stood(before.ended, attempt))} after"
     step = f" at step {before.last_step}" if before.last_step is not None else ""
     ended = f"attempt {before.number} ended{step} ({before.why() or 'cause unknown'})"
     text = f"attempt {attempt.number} ({where}) goes on from step {attempt.first_step}{f',{gap}' if gap else ':'} {ended}{lost}"
@@ -630,13 +628,19 @@ def group_back(name: str, before: Attempt, attempt: Attempt, missed: int | None)
     ]
 
 
+def _stood(ended: datetime, attempt: Attempt) -> float:
+    """Return the seconds without training from that end of the attempt before to the first step of this one, where that is
+    known; else to its start."""
+    return max(0.0, (attempt.started - ended).total_seconds() + (attempt.ready or 0.0))
+
+
 def _is_quick(before: Attempt, attempt: Attempt) -> bool:
     """Return whether the restart cost less than five minutes, steps made again included, and nothing odd was behind it."""
     if before.ended is None or before.hardware or attempt.first_step is None:
         return False
     if before.failure is not None and before.failure.kind is FailureKind.NUMBERS:
         return False
-    cost = (attempt.started - before.ended).total_seconds()
+    cost = _stood(before.ended, attempt)
     if before.last_step is not None and attempt.first_step <= before.last_step:
         made = before.last_step - (before.first_step or before.last_step) + 1
         each = (before.ended - before.started).total_seconds() / made

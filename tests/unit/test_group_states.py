@@ -122,6 +122,22 @@ def test_the_run_begins_where_its_groups_begin_in_this_job_and_not_where_they_di
     assert [(one.first, one.ahead) for one in told if one is not None] == [(1347, 1356), (1347, 1510)]
 
 
+def test_the_last_progress_of_a_run_is_that_with_which_its_groups_have_ended(tmp_path: Path) -> None:
+    """People heard that an attempt "ended at step 1389" whose groups had saved step 1426 at its end."""
+    run, now = RunDir(tmp_path), datetime.now(timezone.utc)
+    groups = [a_group(tmp_path, f"g00{number}") for number in range(2)]
+    asked = GroupOptions(run, "tr11", "", 2, 1, 2, {}, ("true",))
+    pages = GroupPages(asked, groups, NodesSeen(Allocation({}), run), print, None)
+    for group, step in zip(groups, (1426, 1423), strict=True):
+        page = ProgressPage(at=now, ranks=1, step=1389, ahead=1389, first=1, saved=1350)
+        newest = Attempt(1, "1", now + timedelta(seconds=2), ended=now, last_step=step, saved=step)
+        group.take(GroupReading(newest, page), now)
+    assert pages.progress() is None, "none of them runs"
+    pages.ended = True
+    told = pages.progress()
+    assert told is not None and (told.step, told.ahead, told.saved) == (1426, 1426, 1426)
+
+
 def test_a_kill_switch_that_keeps_a_group_from_starting_is_cleared_for_the_whole_run(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     for folder in (run.switches, run.state, run.group("g001").state):

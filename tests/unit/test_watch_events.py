@@ -38,6 +38,14 @@ def test_a_fault_that_was_over_before_anybody_looked_is_told_as_one_event_with_b
     )
 
 
+def test_a_run_goes_on_when_it_has_made_its_first_step_and_not_when_its_program_was_started() -> None:
+    back = attempt(2, first=101, minutes=5)._replace(ready=45.0)
+    told = events([attempt(1, "killed by SIGKILL"), back], finished_at=None)
+    assert "goes on from step 101, 45s after attempt 1 ended" in told[1].finding.summary and told[1].quick
+    told = events([attempt(1, "killed by SIGKILL"), back._replace(ready=600.0)], finished_at=None)
+    assert not told[1].quick, "ten minutes without training are no quick restart"
+
+
 def test_one_step_that_is_made_again_is_one_step() -> None:
     told = events([attempt(1, "killed by SIGKILL"), attempt(2, first=140, minutes=5.05)], finished_at=None)
     assert told[1].finding.summary.endswith("; one step is done again")
