@@ -121,6 +121,10 @@ class FirstFailure(NamedTuple):
     unseen: tuple[str, ...] = ()
     read: int = 0  # bytes
 
+    def read_anew(self, by: Callable[[LogEvent], LogEvent]) -> FirstFailure:
+        """Return the same with each line as ``by`` takes it, in the light of what was not in the output."""
+        return _sorted([one._replace(first=by(one.first)) for one in self.groups], self.unseen, self.read)
+
 
 def first_failure(
     logs: Sequence[LogFile],
@@ -203,11 +207,14 @@ def _merged(found: Sequence[FirstFailure]) -> FirstFailure:
     for part in found:
         for one in part.groups:
             groups.add(one.first, one.times, one.ranks)
-    every = groups.groups()
-    every.sort(key=lambda one: (one.first.role is Role.FOLLOWER, *_order(one.first)))
-    first = every[0].first if every and every[0].first.role is Role.CAUSE else None
     unseen = tuple(why for part in found for why in part.unseen)
-    return FirstFailure(first, tuple(every), unseen, sum(part.read for part in found))
+    return _sorted(groups.groups(), unseen, sum(part.read for part in found))
+
+
+def _sorted(groups: Iterable[EventGroup], unseen: tuple[str, ...], read: int) -> FirstFailure:
+    every = sorted(groups, key=lambda one: (one.first.role is Role.FOLLOWER, *_order(one.first)))
+    first = every[0].first if every and every[0].first.role is Role.CAUSE else None
+    return FirstFailure(first, tuple(every), unseen, read)
 
 
 def _order(event: LogEvent) -> tuple[bool, float, int]:

@@ -93,6 +93,10 @@ _OF_TROUBLE = {
 UNRECORDED = frozenset(
     {CauseKind.LOST, CauseKind.UNKNOWN}
 )  # it may have failed: nobody lived to write down how it ended
+# Deaths that the supervisor has seen by itself. Another rank then finds its connection closed, in words of the program's own;
+# without such a death they may be the cause, as where a dataset could not be fetched.
+_DEATHS = frozenset({CauseKind.SIGNAL, CauseKind.MEMORY, CauseKind.HOST_MEMORY, CauseKind.GPU_MEMORY, CauseKind.NODE})
+_CUT_OFF = re.compile(r"(?:\w+\.)*(?:Connection\w*|BrokenPipe|EOF)Error\b")
 _CRASHES = frozenset({4, 6, 7, 8, 11})  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: a program does that to itself
 _REMEDIES = {
     FailureClass.MISMATCH: "look for a branch that only some ranks take, and for smaller batches at the end of an epoch",
@@ -135,6 +139,8 @@ def _judged(of: Material) -> Diagnosis:
     one = of.attempt
     number = one.number if one is not None else None
     cause = one.cause if one is not None else None
+    if cause is not None and cause.first.kind in _DEATHS:
+        of = of._replace(output=of.output.read_anew(_who_lost_another))
     groups = tuple(alike(of.stacks))
     base = Diagnosis(
         number, FailureClass.UNKNOWN, Confidence.LOW, "", stacks=groups, unseen=(*of.unseen, *of.output.unseen)
@@ -154,6 +160,11 @@ def _judged(of: Material) -> Diagnosis:
         if found is not None:
             return _at(found, cause)
     return _at(_end(of, base, cause), cause)
+
+
+def _who_lost_another(event: LogEvent) -> LogEvent:
+    own = event.kind is FailureClass.USER_CODE and _CUT_OFF.match(event.text)
+    return event._replace(kind=FailureClass.NODE, role=Role.FOLLOWER) if own else event
 
 
 def _ledger(cause: Cause | None) -> tuple[Evidence, ...]:

@@ -69,9 +69,8 @@ LOOPS = '  File "/home/ada/train.py", line 33 in filter_batch\n  File "/home/ada
 
 
 ENFORCED = "terminate called after throwing an instance of 'gloo::EnforceNotMet'"
-ABORTED = FirstFailure(
-    LogEvent(FailureClass.MISMATCH, Role.CAUSE, None, "", None, "log", 0, ENFORCED, remedy="compare the shapes"), ()
-)
+_ABORTS = LogEvent(FailureClass.MISMATCH, Role.CAUSE, None, "", None, "log", 0, ENFORCED, remedy="compare the shapes")
+ABORTED = FirstFailure(_ABORTS, (EventGroup(_ABORTS, 1, ()),))
 KILLED = attempt(
     Cause(CauseKind.SIGNAL, (NodeRanks("node-1", "6"),), signal=6, left=137),
     Failure(FailureKind.SIGNAL, "killed by SIGABRT"),
@@ -238,6 +237,32 @@ def test_the_program_s_own_error_is_named_with_its_line() -> None:
     )
     assert found.headline == "rank 3: KeyError: 'tokens' at train.py:42 step"
     assert found.evidence[-1].text == "1 later lines of other ranks only follow from it"
+
+
+LOST_ANOTHER = "ConnectionError: another rank is gone"
+
+
+def a_line(kind: FailureClass, text: str, *, at: float | None, offset: int) -> EventGroup:
+    event = LogEvent(kind, Role.CAUSE, None, "", at, "run.out", offset, text, "group.py:123 read" if at else "")
+    return EventGroup(event, 1, ())
+
+
+def test_a_rank_that_lost_its_connection_to_one_that_was_killed_is_not_the_cause() -> None:
+    """A month: "an error in the program, rank 1 (confidence: high): ConnectionError", where rank 1 had died of SIGSEGV and
+    rank 0 had said that, in an output without labels."""
+    told = a_line(FailureClass.USER_CODE, LOST_ANOTHER, at=1.0, offset=0)
+    srun = a_line(FailureClass.CRASH, "srun: error: node-1: task 1: Segmentation fault", at=None, offset=900)
+    killed = Cause(CauseKind.SIGNAL, (NodeRanks("node-1", "1"),), signal=11)
+    failed = Failure(FailureKind.SIGNAL, "killed by SIGSEGV")
+    output = FirstFailure(told.first, (told, srun))
+    found = judge_attempt(Material(attempt(killed, failed), output))
+    assert (found.kind, found.culprits, found.nodes) == (FailureClass.CRASH, (1,), ("node-1",))
+    assert "Segmentation fault" in found.headline
+    found = judge_attempt(Material(attempt(killed, failed), FirstFailure(told.first, (told,))))
+    assert found.kind is FailureClass.CRASH and "SIGSEGV" in found.headline, "where Slurm says nothing of it too"
+    ended = Cause(CauseKind.EXIT, (NodeRanks("node-1", "1"),), code=1)
+    found = judge_attempt(Material(attempt(ended, Failure(FailureKind.CODE, "exit 1")), output))
+    assert found.headline.startswith(LOST_ANOTHER), "nobody was killed: what it could not reach is the cause"
 
 
 def test_ranks_that_only_heard_of_it_leave_it_unknown() -> None:
