@@ -545,7 +545,8 @@ class SnapshotExchange:
         if self.lock is None:
             raise OSError(f"cannot make {folder}")
         self._place, self._talk = node_folder(folder, node), talk
-        self._sender = CopySender(self._place, key, CpuShare(cores := each_end(share)))
+        cores = each_end(share)
+        self._sender = CopySender(self._place, key, CpuShare(cores))
         self._server = CopyServer(self._place, key, lambda: self._sender.order, cores)
         self._at_once = CopyAtOnce(self._place, key, lambda: self._sender.order) if at_once else None
         self._pins = PinsPage(self._place, write=True)
