@@ -186,7 +186,6 @@ class RunOfGroups(ABC):
             return 0
         finally:
             self.end()
-            self.pages.ended = True
             steps = [group.row.step for group in self.groups if group.row.step is not None]
             note_stop(self.asked.rundir, self.attempt, self.told, self.over(), max(steps, default=None))
             writer.close()
@@ -496,7 +495,6 @@ class GroupPages:
     ) -> None:
         self._asked, self._groups, self._nodes, self._say, self._area = asked, groups, nodes, say, area
         self.below: datetime | None = None  # since when fewer than the least run
-        self.ended = False  # all groups have: the last progress is that of their ends
         self._written = 0.0  # monotonic
         self._quorum, self._turn = QuorumPage(), OneAtATime[QuorumPage]()
         self._slow = ""
@@ -650,10 +648,10 @@ class GroupPages:
 
     def _trains(self, group: GroupProcess) -> bool:
         """Return whether its page is of this job: until its supervisor has begun an attempt, the newest is of the job before,
-        which may have been lost without an end."""
+        which may have been lost without an end. The last progress of all is that with which they ended."""
         newest = group.seen.newest
-        alive = group.alive or self.ended
-        return alive and newest is not None and (self._asked.apart or newest.started >= self._begun[0])
+        last = group.row.state is GroupState.OVER and not any(one.alive for one in self._groups)
+        return (group.alive or last) and newest is not None and (self._asked.apart or newest.started >= self._begun[0])
 
     def _page(self, group: GroupProcess) -> ProgressPage | None:
         """Return the progress of the group; the steps that it made and saved after the last look at it stand in its end."""
