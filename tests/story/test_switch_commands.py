@@ -204,7 +204,7 @@ def test_launch_promises_no_save_of_a_script_that_has_no_guard(tmp_path: Path) -
 
 
 def test_what_status_advises_for_a_local_run_that_hangs_can_be_typed_and_the_run_goes_on(
-    tmp_path: Path, until: Callable[..., Any]
+    tmp_path: Path, until: Callable[..., Any], request: pytest.FixtureRequest
 ) -> None:
     """Nothing but Slurm has a command that ends one job."""
     (tmp_path / "train.py").write_text(
@@ -230,6 +230,7 @@ def test_what_status_advises_for_a_local_run_that_hangs_can_be_typed_and_the_run
         ends = next((line for line in said.splitlines() if "kill --now" in line), "")
         return re.findall(r"ftsupervise [^(;:]*?(?= {3}|;)", ends)
 
+    request.addfinalizer(lambda: say("kill", "--yes", "--now", str(run.root)))
     say("launch")
     end, clear = until(advised, "the hang, and what to do about it", 60)
     assert end == f"ftsupervise kill --now {run.root}"
