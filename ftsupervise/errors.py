@@ -8,7 +8,7 @@
     ├── Untranslatable        65   a job script that init cannot bring over; says the line and the reason
     ├── CannotWrite           73   the directory cannot be written
     │   └── DiskFull          73   ... because no space, inode or quota is left
-    ├── NoAnswer              74   a file system, as a rule, does not answer within the bound
+    ├── NoAnswer              74   a file system, as a rule, does not answer within the bound, or with errors alone
     ├── Refused               75   not now: a kill switch is up, or the same thing was submitted already
     ├── NotPermitted          77   the file or job belongs to somebody else, or may not be read
     ├── ConfigError           78   ftsupervise.yaml is wrong; the message starts with file:line:col
@@ -23,6 +23,8 @@ A message is one sentence for the person awake at 3 a.m.: what failed, where, an
 """
 
 from __future__ import annotations
+
+import errno
 
 TYPE_CHECKING = False  # without typing: training loops import this file
 if TYPE_CHECKING:
@@ -88,7 +90,7 @@ class DiskFull(CannotWrite):
 
 
 class NoAnswer(Error):
-    """Something that was asked, a file system as a rule, does not answer within the bound."""
+    """Something that was asked, a file system as a rule, does not answer within the bound, or with errors alone."""
 
     exit_code = 74
 
@@ -119,15 +121,21 @@ class Cancelled(Error):
     exit_code = 130
 
 
-def from_os_error(error: OSError, doing: str) -> Error:
-    """Return an OSError as the sentence a person can act on. ``doing`` names the action and the path, e.g. "write /x/y"."""
-    import errno
+# What a file system answers whose server, disk or daemon is gone. What lies there is unknown, and may come back.
+AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EREMOTEIO)
 
+
+def from_os_error(error: OSError, doing: str = "") -> Error:
+    """Return an OSError as the sentence a person can act on. ``doing`` names the action and the path, e.g. "write /x/y"; by
+    default it is the use of the file that the error names."""
+    doing = doing or (f"use {error.filename}" if error.filename else "finish")
     text = f"cannot {doing}: {error.strerror or error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(text, hint="free some space or inodes (df -h, df -i, your quota command), then try again")
-    if error.errno in (errno.EROFS, errno.EIO, errno.ESTALE):
+    if error.errno == errno.EROFS:
         return CannotWrite(text, hint="the file system refuses writes; check the mount, then try again")
+    if error.errno in AWAY:
+        return NoAnswer(text, hint="its disk or file server fails, or the mount is broken: findmnt -T its path; dmesg")
     if error.errno in (errno.EACCES, errno.EPERM):
         return NotPermitted(text, hint="ask its owner, or use another directory")
     if error.errno in (errno.ENOENT, errno.ENOTDIR):

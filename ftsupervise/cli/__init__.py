@@ -206,7 +206,7 @@ def _main(argv: list[str] | None, shown: dict[str, Any]) -> NoReturn:
     except OSError as error:
         from ftsupervise.errors import from_os_error
 
-        code = _tell(from_os_error(error, f"use {error.filename}" if error.filename else "finish"), argv)
+        code = _tell(from_os_error(error), argv)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -40,11 +40,14 @@ class Plugin(click.Command):
             raise SystemExit(_UNSEEN) from None
 
     def invoke(self, ctx: click.Context) -> Any:
-        from ftsupervise.errors import Error
+        from ftsupervise.errors import Error, from_os_error
 
         try:
             return super().invoke(ctx)
-        except Error as error:
+        except BrokenPipeError:
+            raise
+        except (Error, OSError) as failed:
+            error = failed if isinstance(failed, Error) else from_os_error(failed)
             _tell("ftsupervise", error.message, error.hint, bool(ctx.params.get("as_json")))
             raise SystemExit(_UNSEEN) from None
 

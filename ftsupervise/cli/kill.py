@@ -22,37 +22,39 @@ if TYPE_CHECKING:
 @WHY
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--confirm", metavar="NAME", help="Do not ask, but check that this is the run's name.")
+@click.option("--now", is_flag=True, help="End its jobs at once, too: what is not saved within seconds is lost.")
 @JSON
-def kill(runs: tuple[str, ...], why: str, yes: bool, confirm: str | None, as_json: bool) -> None:
+def kill(runs: tuple[str, ...], why: str, yes: bool, confirm: str | None, now: bool, as_json: bool) -> None:
     """Raise the kill switch: the run saves and stops at its next step, and no further member trains. Members that the
-    brake holds are ended.
+    brake holds are ended; with --now all its jobs, as the scheduler does it (SIGTERM, and SIGKILL some 30 s later).
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
     with for_programs(as_json):
-        done = _kill(runs, why, yes, confirm)
+        done = _kill(runs, why, yes, confirm, now)
     if as_json:
         answer(switch="kill", runs=done)
 
 
-def _kill(runs: tuple[str, ...], why: str, yes: bool, confirm: str | None) -> list[Raised]:
+def _kill(runs: tuple[str, ...], why: str, yes: bool, confirm: str | None, now: bool) -> list[Raised]:
     from ftsupervise.rundir.switches import KILL
 
     named = runs_to_switch(runs)
     up = [one for one in named if is_up(one[0], KILL, one[1])]
     found = [one for one in named if one not in up]
-    done = [Raised(name, rundir.root, False, who_hears(rundir), _end_held(rundir, name)) for rundir, name in up]
-    if not found:
-        return done
-    _make_sure([name for _, name in found], yes, confirm)
+    if asked := named if now else found:
+        _make_sure([name for _, name in asked], yes, confirm, now)
+    done = [Raised(name, rundir.root, False, who_hears(rundir), _end_jobs(rundir, name, now)) for rundir, name in up]
     for rundir, name in found:
         heard = who_hears(rundir)
         put_up(rundir, KILL, why)
-        for line in _what_follows(heard):
+        for line in ("The kill switch of {} is up.",) if now else _what_follows(heard):
             say(line.format(name))
         say("Members of its chain that start later leave within seconds.")
+        if not now and heard.attempt is not None and not heard.guard:
+            say(f"To end it at once:  ftsupervise kill --now {rundir.quoted()}")
         say(f"Undo:  ftsupervise clear {rundir.quoted()}")
-        done.append(Raised(name, rundir.root, True, heard, _end_held(rundir, name)))
+        done.append(Raised(name, rundir.root, True, heard, _end_jobs(rundir, name, now)))
     return done
 
 
@@ -79,20 +81,24 @@ def _what_follows(heard: Hearing) -> tuple[str, ...]:
     )
 
 
-def _end_held(rundir: RunDir, name: str) -> tuple[str, ...]:
-    """End the members that the brake holds, say so, and return them."""
-    from ftsupervise.launch.switching import end_held
+def _end_jobs(rundir: RunDir, name: str, now: bool) -> tuple[str, ...]:
+    """End the members that the brake holds, ``now`` all jobs of the run; say so, and return them."""
+    from ftsupervise.launch.switching import end_held, end_now
 
-    ended = end_held(rundir)
+    ended, which = (end_now(rundir), "") if now else (end_held(rundir), " that the brake held")
+    again = f"ftsupervise kill {'--now ' if now else ''}{rundir.quoted()}"
     if ended.problem:
-        say(f"Members that the brake holds may still wait: {ended.problem}", err=True)
-        say(f"To end them, type it again:  ftsupervise kill {rundir.quoted()}", err=True)
+        still = "Its jobs may still be there" if now else "Members that the brake holds may still wait"
+        say(f"{still}: {ended.problem}", err=True)
+        say(f"To end them, type it again:  {again}", err=True)
     if ended.jobs:
-        say(f"Members of {name} that the brake held were ended: {', '.join(ended.jobs)}")
+        say(f"Members of {name}{which} were ended: {', '.join(ended.jobs)}")
+    elif now and not ended.problem:
+        say(f"{name} has no job in the queue.")
     return ended.jobs
 
 
-def _make_sure(names: list[str], yes: bool, confirm: str | None) -> None:
+def _make_sure(names: list[str], yes: bool, confirm: str | None, now: bool) -> None:
     from ftsupervise.errors import Cancelled, UsageError
 
     name = " and ".join(names)
@@ -104,8 +110,10 @@ def _make_sure(names: list[str], yes: bool, confirm: str | None) -> None:
             f"no terminal to ask whether to stop {name}",
             hint=f"say --yes, or --confirm {name}" if len(names) == 1 else "say --yes",
         )
-    it = "It is asked to save, and its whole chain leaves"
-    it = it if len(names) == 1 else "They are asked to save, and their whole chains leave"
+    it, they = ("Its jobs", "Their jobs") if now else ("It is asked", "They are asked")
+    it = it if len(names) == 1 else they
+    chains = "its whole chain leaves" if len(names) == 1 else "their whole chains leave"
+    it = f"{it} are ended at once: what is not saved within seconds is lost" if now else f"{it} to save, and {chains}"
     time_limit.person_is_asked()
     sure = click.confirm(f"Stop {name}? {it}", default=False, err=for_a_program())
     time_limit.person_has_answered()

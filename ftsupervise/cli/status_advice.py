@@ -93,19 +93,29 @@ def never_starts(reason: str) -> tuple[str, str] | None:
 
 
 def _hung(found: RunDetail, run: str) -> Iterator[str]:
-    from ftsupervise.scheduler import how_to_end
-
     job = next((job for job in found.status.jobs or () if not job.state.waiting), None)
     yield f"ftsupervise check hang {run}   (every sign of progress, with its age)"
     if HANG in found.observes:
         yield f"ftsupervise observe --off --only hang {run}   (its supervisor ends it then)"
     if job is not None:
         saved = "" if found.row.saved is None else f" from step {found.row.saved}"
-        then = f"the next one goes on{saved}"
-        if found.row.members_left == 0:
-            then = f"no other waits, so launch it again: it goes on{saved}"
         now = " at once, where its supervisor is not to be waited for" if found.row.ends_hang else ""
-        yield f"{how_to_end(job.id)}   (ends this job{now}; {then})"
+        yield _end_of_job(found, job.id, run, f"goes on{saved}", now)
+
+
+def _end_of_job(found: RunDetail, job_id: str, run: str, goes_on: str, now: str = "") -> str:
+    """Return what ends its job, and by what it ``goes_on``."""
+    from ftsupervise.scheduler import how_to_end
+
+    end = how_to_end(job_id, run)
+    if end.before_next:
+        return f"{end.types}   (ends its jobs{now}; then {end.before_next}; launched again, it {goes_on})"
+    then = (
+        f"no other waits, so launch it again: it {goes_on}"
+        if found.row.members_left == 0
+        else f"the next one {goes_on}"
+    )
+    return f"{end.types}   (ends this job{now}; {then})"
 
 
 def _full(found: RunDetail, run: str) -> Iterator[str]:
@@ -138,18 +148,13 @@ def _stalled(found: RunDetail, run: str) -> Iterator[str]:
 
 
 def _bad_loss(found: RunDetail, trouble: LossTrouble, run: str) -> Iterator[str]:
-    from ftsupervise.scheduler import how_to_end
-
     if trouble.kind == NOT_A_NUMBER:
         before = "" if trouble.since is None else f" from before step {trouble.since}"
         if BACK in found.observes:
             yield f"ftsupervise observe --off --only going_back {run}   (else it begins from its newest checkpoint)"
         job = next((job for job in found.status.jobs or () if not job.state.waiting), None)
         if job is not None:
-            then = f"the next one begins from a checkpoint{before}"
-            if found.row.members_left == 0:
-                then = f"no other waits, so launch it again: it begins from a checkpoint{before}"
-            yield f"{how_to_end(job.id)}   (ends this job; {then})"
+            yield _end_of_job(found, job.id, run, f"begins from a checkpoint{before}")
         else:
             yield f"end its program and start it again: it begins from a checkpoint{before}"
         if trouble.then == "warn":

@@ -267,6 +267,12 @@ def _find_run(argument: str | None) -> RunDir:
         return RunDir(
             known.parent / known.readlink()
         )  # as it was launched: what it leads to now is judged by who uses it
+    if known is not None and known.is_symlink():
+        gone = known.parent / known.readlink()
+        raise NotFound(
+            f"the run directory of {argument} is not there: {gone}",
+            hint=f"its file system is not mounted here, or it was moved: findmnt -T {_quoted(str(gone))}",
+        )
     if kind := _odd_kind(path):
         raise ConfigError(
             f"{argument} is {kind}, not a regular file",

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 
-from ftsupervise.host.links import judge, judge_folder
+from ftsupervise.host.links import anew, judge, judge_folder
 
 TEMPORARY = ".tmp-"  # what the name of a temporary file begins with
 NO_ROOM = 65_536  # bytes: where less is left on a disk, not even a page of ours is sure to fit
@@ -95,6 +95,7 @@ def open_folder(
         os.close(fd)
 
 
+@anew
 def open_append(path: str | os.PathLike[str], mode: int = 0o644) -> int:
     """Return a descriptor to append to the regular file ``path``, made if it is not there. Never waits for a FIFO.
 
@@ -114,14 +115,12 @@ def open_append(path: str | os.PathLike[str], mode: int = 0o644) -> int:
         if error.errno == errno.ENXIO:  # a FIFO without a reader
             raise OSError(errno.EINVAL, "not a regular file", os.fspath(path)) from None
         raise
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
-    if found.st_uid not in (os.geteuid(), 0) or found.st_nlink != 1:
-        os.close(fd)
-        raise OSError(errno.EPERM, "another user's file, or a file with a second hard link", os.fspath(path))
     try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+        if found.st_uid not in (os.geteuid(), 0) or found.st_nlink != 1:
+            raise OSError(errno.EPERM, "another user's file, or a file with a second hard link", os.fspath(path))
         judge(fd, path)
         os.set_blocking(fd, True)
     except OSError:
@@ -150,6 +149,7 @@ def odd_kind(path: str | os.PathLike[str]) -> str:
     return f"a {'link to a ' if link else ''}{kind}" if kind else ""
 
 
+@anew
 def open_regular(path: str | os.PathLike[str], *, follow: bool = False, dir_fd: int | None = None) -> int:
     """Return a descriptor to read the regular file ``path``. Never waits for a FIFO.
 
@@ -169,6 +169,7 @@ def open_regular(path: str | os.PathLike[str], *, follow: bool = False, dir_fd: 
     return fd
 
 
+@anew
 def read_bounded(path: str | os.PathLike[str], limit: int, *, follow: bool = False, dir_fd: int | None = None) -> bytes:
     """Return the whole regular file ``path``.
 

@@ -10,11 +10,15 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, wraps
+from typing import Any, TypeVar
 
 LINKS = 40  # as many as the kernel follows
 Make = Callable[[str, int], object]  # of a folder: its name, and the open one that it is made in
 _HELD = "/proc/self/fd/"  # what ``ownership.held`` names folders by
+
+_TIMES = 8  # that a file is looked for by its name
+Look = TypeVar("Look", bound=Callable[..., Any])
 
 _judged: set[tuple[str, str]] = set()  # the folders of files as they were typed, and those that they lead to
 
@@ -54,6 +58,23 @@ class LinkOfStranger(PermissionError):
 
     def __reduce__(self) -> tuple[object, ...]:  # it comes out of a child that works
         return type(self), self._made
+
+
+def anew(look: Look) -> Look:
+    """Have ``look`` look for its file again, by the name, where that was replaced while it was opened, judged or read: a file
+    server says ESTALE of the former one, which another machine has removed."""
+
+    @wraps(look)
+    def looked(*args: Any, **named: Any) -> Any:
+        for _ in range(_TIMES - 1):
+            try:
+                return look(*args, **named)
+            except OSError as error:
+                if error.errno != errno.ESTALE:
+                    raise
+        return look(*args, **named)
+
+    return looked  # type: ignore[return-value]
 
 
 def judge(fd: int, path: str | os.PathLike[str]) -> None:
@@ -130,10 +151,17 @@ def descend(
                     raise
                 make(part, here)
                 inner = os.open(part, only | os.O_DIRECTORY, dir_fd=here)
-            if stat.S_ISLNK(os.fstat(inner).st_mode):
-                inner = _followed(inner, here, f"{above}/{part}", left)
+            link, above = -1, f"{above}/{part}"
+            try:  # a server that is gone may refuse each of these, again and again, for days
+                if stat.S_ISLNK(os.fstat(inner).st_mode):
+                    link, inner = inner, _followed(inner, here, above, left)
+            except BaseException:
+                os.close(inner)
+                raise
+            if link >= 0:
+                os.close(link)
             os.close(here)
-            here, above = inner, f"{above}/{part}"
+            here = inner
     except BaseException:
         os.close(here)
         raise
@@ -141,18 +169,18 @@ def descend(
 
 
 def _followed(link: int, at: int, name: str, left: Iterator[int]) -> int:
-    """Return what the open ``link`` in the folder ``at`` leads to, open; ``link`` is closed."""
+    """Return what the open ``link`` in the folder ``at`` leads to, open."""
+    if next(left, None) is None:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
+    target = descend(os.readlink("", dir_fd=link), at, os.path.dirname(name), left)  # noqa: PTH120
     try:
-        if next(left, None) is None:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
-        target = descend(os.readlink("", dir_fd=link), at, os.path.dirname(name), left)  # noqa: PTH120
         maker, owner = os.fstat(link).st_uid, os.fstat(target).st_uid
         if maker not in (os.geteuid(), 0, owner) and not may_be_root(maker):
-            os.close(target)
             raise LinkOfStranger(name, maker, owner)
-        return target
-    finally:
-        os.close(link)
+    except BaseException:
+        os.close(target)
+        raise
+    return target
 
 
 def may_be_root(uid: int) -> bool:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ftsupervise.errors import NotPermitted
 from ftsupervise.host import files
-from ftsupervise.host.links import LINKS, LinkOfStranger, Make, descend, from_the_root, may_be_root
+from ftsupervise.host.links import LINKS, LinkOfStranger, Make, anew, descend, from_the_root, may_be_root
 from ftsupervise.host.links import shown_user as shown_user
 from ftsupervise.host.links import user_name as user_name
 from ftsupervise.printable import to_type
@@ -119,6 +119,7 @@ def require(
         raise NotTrusted(f"{reason}, so nothing in it is trusted", hint=remedy(found, path))
 
 
+@anew
 def read_trusted(
     path: str | os.PathLike[str],
     *,
@@ -217,6 +218,7 @@ def held_to_write(folder: str | os.PathLike[str]) -> Iterator[Path]:
         raise PermissionError(errno.EPERM, error.message, os.fspath(folder)) from None
 
 
+@anew
 def open_judged(path: str | os.PathLike[str]) -> int:
     """Return a descriptor to read the regular file that ``path`` leads to, each link on the way judged as ``strangers_link``
     does: of what is named, and not of another file of this account's, which a stranger's link could lead to.

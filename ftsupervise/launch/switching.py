@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftsupervise.host.ownership import shown_user
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
+    from ftsupervise.model import Job
     from ftsupervise.rundir.paths import RunDir
+    from ftsupervise.scheduler import Scheduler
 
 FoundRun = tuple["RunDir", str]  # and the name of the run
 _SILENT = 60.0  # seconds after which a guard would have reported
@@ -102,14 +104,14 @@ def put_up(rundir: RunDir, switch: str, why: str) -> None:
     require_same(rundir)  # else it is up in what somebody has put there since the run was found
 
 
-class HeldEnded(NamedTuple):
-    """The members that the brake held and that were ended. ``problem``: why some may still wait."""
+class JobsEnded(NamedTuple):
+    """The jobs that were ended. ``problem``: why some may still be there."""
 
     jobs: tuple[str, ...] = ()
     problem: str = ""
 
 
-def end_held(rundir: RunDir) -> HeldEnded:
+def end_held(rundir: RunDir) -> JobsEnded:
     """End the members that the brake holds: nobody will release them, and by themselves they stay in the queue for ever.
 
     Only jobs that are certainly this run's, that wait, and that are on hold. The switch is up whatever comes of it.
@@ -126,8 +128,23 @@ def end_held(rundir: RunDir) -> HeldEnded:
         for one in braked:
             nothing_held(one)
     except (Error, OSError) as error:
-        return HeldEnded(problem=str(error).partition("\n")[0])
-    return HeldEnded(tuple(ended))
+        return JobsEnded(problem=str(error).partition("\n")[0])
+    return JobsEnded(tuple(ended))
+
+
+def end_now(rundir: RunDir) -> JobsEnded:
+    """End all jobs that are certainly this run's, those that run too, as the scheduler ends them: who does not save within the
+    time that it gives is killed."""
+    from ftsupervise.errors import Error
+    from ftsupervise.rundir.switches import nothing_held
+
+    try:
+        ended = _cancel(rundir, lambda job: True, lambda scheduler, job: scheduler.cancel(job.base_id))
+        for one in (rundir, *map(rundir.group, rundir.group_names())):
+            nothing_held(one)
+    except (Error, OSError) as error:
+        return JobsEnded(problem=str(error).partition("\n")[0])
+    return JobsEnded(tuple(ended))
 
 
 def _cancel_held(rundir: RunDir, known: Collection[str]) -> list[str]:
@@ -135,13 +152,23 @@ def _cancel_held(rundir: RunDir, known: Collection[str]) -> list[str]:
 
     Raises Error, OSError.
     """
+    from ftsupervise.scheduler.parse import is_held
+
+    return _cancel(
+        rundir,
+        lambda job: job.state.waiting and (is_held(job.reason) or job.base_id in known),
+        lambda scheduler, job: scheduler.cancel(job.id, only_pending=True),
+    )
+
+
+def _cancel(rundir: RunDir, which: Callable[[Job], bool], cancel: Callable[[Scheduler, Job], object]) -> list[str]:
+    """Return those jobs of the run that were cancelled. Raises Error, OSError."""
     import time
 
     from ftsupervise import host
     from ftsupervise.rundir.launches import launches, people
     from ftsupervise.scheduler import open_scheduler
     from ftsupervise.scheduler.ownership import identify_to_change, jobs_of_run
-    from ftsupervise.scheduler.parse import is_held
 
     before = host.answer_by
     host.answer_by = before or time.monotonic() + _ASKING
@@ -152,8 +179,8 @@ def _cancel_held(rundir: RunDir, known: Collection[str]) -> list[str]:
         for kind in dict.fromkeys(record.scheduler for record in records if record.scheduler):
             scheduler = open_scheduler(kind)
             for job in jobs_of_run(run, scheduler.queue(users=people(rundir, records)), certain=True):
-                if job.state.waiting and (is_held(job.reason) or job.base_id in known):
-                    scheduler.cancel(job.id, only_pending=True)
+                if which(job):
+                    cancel(scheduler, job)
                     ended.append(job.id)
     finally:
         host.answer_by = before

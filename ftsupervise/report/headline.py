@@ -220,7 +220,11 @@ def _hung(now: RunPresent) -> Headline:
     resumes = f"the next job resumes from {saved}"
     if now.row.members_left == 0:
         resumes = f"no job waits, so launch it again, and it resumes from {saved}"
-    restart = f"{how_to_end(now.job_id)}; {resumes}" if now.job_id else f"end its job; {resumes}"
+    restart = f"end its job; {resumes}"
+    if now.job_id:
+        end = how_to_end(now.job_id, now.where)
+        again = f"then {end.before_next}; launched again, it resumes from {saved}" if end.before_next else resumes
+        restart = f"{end.types}; {again}"
     by_itself = {
         True: "Its supervisor ends a hang and restarts by itself once it is sure. To do it now",
         False: "Nothing ends it by itself, because launch.restart.hang is null. To restart it",

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from ftsupervise.checkpoints.find import others_in, others_refused
-from ftsupervise.errors import DiskFull, Error, NotFound, NotPermitted, Refused, from_os_error
+from ftsupervise.errors import AWAY, DiskFull, Error, NotFound, NotPermitted, Refused, from_os_error
 from ftsupervise.host import files
 from ftsupervise.host.ownership import FOLDER, make_folder, make_root
 from ftsupervise.host.signals import STOP, SignalQueue
@@ -212,8 +212,7 @@ def odd_switches(rundir: RunDir) -> tuple[str, ...]:
 _LOOK = 3.0  # seconds between two checks of a full disk
 _LAST = 10.0  # seconds for the last pages when we were asked to stop
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN)  # of a network file system's server
-_MAY_PASS = (*_FULL, *_AWAY, errno.EROFS, errno.EACCES, errno.EKEYEXPIRED, errno.ENOKEY)
+_MAY_PASS = (*_FULL, *AWAY, errno.EROFS, errno.EACCES, errno.EKEYEXPIRED, errno.ENOKEY)
 
 
 def shut(options: Options) -> str:

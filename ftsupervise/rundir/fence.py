@@ -58,14 +58,18 @@ _PATIENCE = 10.0  # seconds for one staging area to be emptied; no process can a
 
 def newer(attempts: str | os.PathLike[str], mine: int) -> int | None:
     """Return the newest attempt claimed after attempt ``mine``, None if mine is the newest. Raises OSError if it cannot
-    read, and where ``mine`` does not lie there any more: another account has put another directory in its place.
+    read, and where another account has put another directory in its place: by the owner of ``mine``, or of the newest where
+    ``mine`` does not lie there any more (the run directory was restored from a backup, and the run was started again in it).
 
     The directory is opened anew each time: on NFS that is what revalidates a cached listing.
     """
     with open_folder(attempts, follow=True) as fd:
-        newest = max(as_counts(os.listdir(fd)), default=mine)
-        if newest > mine > 0 and os.lstat(f"{mine:04d}", dir_fd=fd).st_uid not in (os.geteuid(), 0):
-            raise PermissionError(errno.EPERM, "belongs to another account", f"{os.fspath(attempts)}/{mine:04d}")
+        numbers = as_counts(os.listdir(fd))
+        newest = max(numbers, default=mine)
+        if newest > mine > 0:
+            judged = f"{mine if mine in numbers else newest:04d}"
+            if os.lstat(judged, dir_fd=fd).st_uid not in (os.geteuid(), 0):
+                raise PermissionError(errno.EPERM, "belongs to another account", f"{os.fspath(attempts)}/{judged}")
     return newest if newest > mine else None
 
 

@@ -27,6 +27,7 @@ from pathlib import Path, PurePath
 from typing import Annotated, Any, TypeVar
 
 from ftsupervise.host import files
+from ftsupervise.host.links import anew
 from ftsupervise.host.ownership import PAGE
 from ftsupervise.printable import printable
 from ftsupervise.rundir.paths import write_whole
@@ -67,6 +68,7 @@ def read_record(
     return None if raw is None else decode(kind, raw, lenient=lenient)
 
 
+@anew
 def read_json(
     path: str | os.PathLike[str], *, limit: int = LIMIT, distrust: Callable[[os.stat_result], str] | None = None
 ) -> dict[str, object] | None:

@@ -118,9 +118,21 @@ def kind_of_job(job_id: str) -> str:
     return max(found, key=lambda name: len(SCHEDULERS[name].prefix))
 
 
-def how_to_end(job_id: str) -> str:
-    """Return what a person types, or does, to end a job."""
-    return f"scancel {job_id}" if kind_of_job(job_id) == SLURM else f"end job {job_id}"
+class EndOfJob(NamedTuple):
+    """What a person types to end a job that runs, at once."""
+
+    types: str
+    before_next: str = (
+        ""  # what is to be typed before it is launched again; "": its other jobs stay, and the next one goes on
+    )
+
+
+def how_to_end(job_id: str, run: str) -> EndOfJob:
+    """Return how a job of ``run``, its directory as a shell takes it, is ended. Only Slurm has a command for one job: of other
+    schedulers all jobs of the run are ended."""
+    if kind_of_job(job_id) == SLURM:
+        return EndOfJob(f"scancel {job_id}")
+    return EndOfJob(f"ftsupervise kill --now {run}", f"ftsupervise clear {run}")
 
 
 def is_job_id(text: str) -> bool:

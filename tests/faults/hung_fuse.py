@@ -3,8 +3,8 @@
     python hung_fuse.py MOUNTPOINT CONTROL [BACKING]
 
 CONTROL holds the operations that never answer, e.g. ``statfs`` or ``statfs getattr``, each for everything or for a place and
-what lies below it (``read:/run/beats``); ``all`` means each of them; empty: all is well. With BACKING it shows that directory,
-and can be written to.
+what lies below it (``read:/run/beats``); ``all`` means each of them; empty: all is well. ``ESTALE!all``: that error is the
+answer. With BACKING it shows that directory, and can be written to.
 """
 
 from __future__ import annotations
@@ -29,16 +29,20 @@ class Hung(fuse.Operations):
         self.born = time.time()
 
     def _maybe_hang(self, operation: str, path: str = "/") -> None:
-        while self._hangs(operation, path):
+        while (answer := self._found(operation, path)) == "":
             time.sleep(0.05)
+        if answer is not None:
+            raise fuse.FuseOSError(getattr(errno, answer))
 
-    def _hangs(self, operation: str, path: str) -> bool:
+    def _found(self, operation: str, path: str) -> str | None:
+        """Return the error that is the answer, "" for none ever; None where all is well."""
         for word in self.control.read_text().split():
-            wanted, _, place = word.partition(":")
+            answer, _, asked = word.rpartition("!")
+            wanted, _, place = asked.partition(":")
             inside = not place or path == place or path.startswith(place.rstrip("/") + "/")
             if wanted in (operation, "all") and inside:
-                return True
-        return False
+                return answer
+        return None
 
     def statfs(self, path: str) -> dict[str, int]:
         self._maybe_hang("statfs", path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import signal
@@ -126,6 +127,28 @@ def answers(dead: Place, words: str, code: int) -> None:
     assert ended == code, said
     assert "no answer" in said or "does not answer" in said, said
     assert "Traceback" not in said
+
+
+@pytest.mark.fault(
+    "The mount of a run directory answers each look with an error (ESTALE, EIO, a FUSE daemon that is gone)",
+    "a command ends with 74 (check: 3, a tick of watch: 74), says which error and what to look at, and is right again "
+    "with the mount",
+)
+@pytest.mark.root
+@pytest.mark.parametrize("how", ["ESTALE", "EIO", "ENOTCONN", "ETIMEDOUT"])
+def test_a_mount_that_answers_with_errors_alone_is_no_answer_about_the_run(
+    tmp_path: Path, dead_mount: HungMount, how: str
+) -> None:
+    place = Place(tmp_path, dead_mount.point / "r", tmp_path / "backing" / "r")
+    before = place.type("status", str(place.root))
+    dead_mount.hang(f"{how}!all")
+    for words, code in (("status", 74), ("kill --yes", 74), ("watch", 74), ("check all", 3), ("launch", 74)):
+        ended, said, _ = place.type(*words.split(), str(place.root))
+        assert ended == code, said
+        assert os.strerror(getattr(errno, how)) in said and "findmnt -T" in said, said
+        assert "refuses writes" not in said and "Traceback" not in said, "nobody has asked it to write"
+    dead_mount.answer()
+    assert place.type("status", str(place.root))[:2] == before[:2]
 
 
 @pytest.mark.fault(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -47,6 +48,9 @@ def waited_of(*pids: int) -> float:
     longest. One at nice 19 waits a minute for its 30 ms where others keep all processors busy."""
     total = 0.0
     for pid in pids:
-        threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-        total += max((int(one.read_text().split()[1]) for one in threads), default=0) / 1e9
+        longest = 0
+        for one in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended since it was listed
+                longest = max(longest, int(one.read_text().split()[1]))
+        total += longest / 1e9
     return total

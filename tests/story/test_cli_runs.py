@@ -87,6 +87,22 @@ def test_every_command_takes_every_way_to_name_a_run(
     assert typed_here(*words[:-1]) == (0, ""), "with nothing said it is the run of this directory"
 
 
+@pytest.mark.parametrize("words", ["status", "kill --yes", "save", "check is-running", "launch"])
+def test_a_run_whose_directory_is_not_there_is_known_and_its_place_is_named(
+    launched: tuple[Path, dict[str, str]], words: str
+) -> None:
+    project, env = launched
+    run, away = project / "runs" / "tr11", project / "runs" / "away"
+    run.rename(away)
+    try:
+        done = type_in(project.parent, env, *words.split(), "tr11")
+    finally:
+        away.rename(run)
+    assert done.returncode == (3 if words.startswith("check") else 66)
+    assert f"the run directory of tr11 is not there: {run}" in done.stderr, "it said: did you mean 'tr11'?"
+    assert f"findmnt -T {shlex.quote(str(run))}" in done.stderr
+
+
 def test_check_takes_a_run_without_the_word_all(launched: tuple[Path, dict[str, str]]) -> None:
     project, env = launched
     every, named = (

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +47,27 @@ def test_the_newest_attempt_is_not_superseded_and_an_older_one_is(rundir: RunDir
     rundir.attempt(11).mkdir()
     assert newer(rundir.attempts, 1) == 11
     assert newer(rundir.attempts, 11) is None
+
+
+@pytest.mark.fault(
+    "The run directory is restored from a backup while an attempt runs, and the run is started again in it",
+    "the older attempt, which the backup does not know, ends as superseded: it trained on, and saved nothing any more",
+)
+def test_an_attempt_that_a_restored_run_directory_does_not_know_is_superseded_by_the_one_that_began_there(
+    run: SupervisedRun, until: Callable[..., Any]
+) -> None:
+    loop = "import time\nfrom ftsupervise import Guard\nwith Guard(poll=0.05, beat_every=0.1) as guard:\n"
+    loop += "    step = 0\n    while not guard.step(step := step + 1).stop:\n        time.sleep(0.02)\n"
+    assert run.start("--in-place", "0", "--", "sh", "-c", "exit 3").wait(60) == 3
+    root = run.rundir.root
+    shutil.copytree(root, root.with_name("backup"))
+    old = run.start("--in-place", "5", "--", sys.executable, "-c", loop)
+    until(lambda: run.ranks(1), "its steps")
+    root.rename(root.with_name("away"))
+    shutil.copytree(root.with_name("backup"), root)
+    run.rundir.attempt(3).mkdir()  # as whoever starts it again does, past all that has staged a checkpoint
+    assert old.wait(60) == 0
+    assert "superseded" in old.said() and "attempt 3 has begun" in old.said()
 
 
 def test_what_cannot_be_seen_stops_nobody(tmp_path: Path) -> None:

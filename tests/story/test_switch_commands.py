@@ -19,7 +19,7 @@ from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL, SAVE, clear_switch, read_brake, read_switch
 from tests.neighbours.patience import wait_until
-from tests.neighbours.supervised import SupervisedRun
+from tests.neighbours.supervised import SupervisedRun, outside_a_job
 from tests.neighbours.typed import typed
 
 
@@ -201,3 +201,46 @@ def test_launch_promises_no_save_of_a_script_that_has_no_guard(tmp_path: Path) -
         stops = "(saves first; anyone" if name == "guarded" else "(SIGTERM after 3m; anyone"
         assert f"kill-switch   {stops} in the group may)" in said
         assert ("  save now  " in said) is (name == "guarded")
+
+
+def test_what_status_advises_for_a_local_run_that_hangs_can_be_typed_and_the_run_goes_on(
+    tmp_path: Path, until: Callable[..., Any], request: pytest.FixtureRequest
+) -> None:
+    """Nothing but Slurm has a command that ends one job."""
+    (tmp_path / "train.py").write_text(
+        "import time\nfrom ftsupervise import Guard\n"
+        "with Guard(poll=0.05, beat_every=0.1) as guard:\n"
+        "    for step in range(1, 30):\n        guard.step(step)\n        time.sleep(0.05)\n    time.sleep(10_000)\n"
+    )
+    (tmp_path / "ftsupervise.yaml").write_text(
+        f"name: stands\nscheduler: local\nwatch: {{hang: {{at_least: 2s, quiet: 2s, slow: 2s}}}}\n"
+        "alerts: {receivers: [{file: {path: told.txt}}]}\n"
+        f"launch: {{command: {sys.executable} train.py, jobs: 3, restart: {{hang: null}}}}\n"
+    )
+    env = {"FTSUPERVISE_STATE_DIR": str(tmp_path / "state"), "FTSUPERVISE_LOCAL_KILL_WAIT": "1"}
+    run = RunDir(tmp_path / "runs" / "stands")
+
+    def say(*words: str) -> str:
+        return typed(*words, folder=tmp_path, env=outside_a_job(**env)).stdout
+
+    def advised() -> list[str]:
+        """What status says is to be typed, once the watch has seen that it hangs."""
+        say("watch")
+        said = say("status", "stands")
+        ends = next((line for line in said.splitlines() if "kill --now" in line), "")
+        return re.findall(r"ftsupervise [^(;:]*?(?= {3}|;)", ends)
+
+    request.addfinalizer(lambda: say("kill", "--yes", "--now", str(run.root)))
+    say("launch")
+    end, clear = until(advised, "the hang, and what to do about it", 60)
+    assert end == f"ftsupervise kill --now {run.root}"
+    told = (tmp_path / "told.txt").read_text()
+    assert f"{end} (then {clear}; launched again, it goes on from the last checkpoint)" in told
+    assert "py-spy dump on a node of it" in told and "squeue" not in told
+    assert "Members of stands were ended: local-1_1, local-1_[2-3%1]" in say(*end.split()[1:], "--yes")
+    until(lambda: "no job" in say("status", "stands"), "the end of all its jobs")
+    assert "is down" in say(*clear.split()[1:])
+    assert "submitted on this machine as job local-2" in say("launch", str(run.root))
+    until(lambda: len(ledger(run)) == 2, "the next attempt")
+    assert "local-2_1" in say("kill", "--yes", "--now", "stands")
+    until(lambda: "no job" in say("status", "stands"), "the end of all its jobs")

@@ -99,6 +99,8 @@ WAITS: dict[str, dict[str, str]] = {
 # What a process that keeps the time of others does to a file all the same.
 KERNEL = "a file of the kernel or a device"
 ASIDE = "called in a child, or where the caller has a bound for it (time_limit._aside, watched)"
+OF_HOST = "a folder on a disk of this host (host/local_disks.py)"
+FRONT = "between two attempts: the process in front keeps the time (host/front.py)"
 IN_TOUR = "in the child of the tour: its parent keeps the time"
 ROSTER = "in the child that looks up which runs there are (watch/tour.py, watch/general.py)"
 KEEPS_TIME: dict[str, dict[str, str]] = {
@@ -119,22 +121,22 @@ KEEPS_TIME: dict[str, dict[str, str]] = {
     "probe/errand.py": {
         "_boot": KERNEL,
         "_child": KERNEL,
-        **dict.fromkeys(("write", "forget", "_all"), "notes in a folder of this host (host/local_disks.py)"),
+        **dict.fromkeys(("__init__", "write", "forget", "_all"), OF_HOST),
         "movements": KERNEL,
     },
     "ranks/__main__.py": {},
     "ranks/rpc.py": {},
-    "run/attempt.py": dict.fromkeys(("_size", "_readable"), "asked by in_time"),
+    "run/attempt.py": {**dict.fromkeys(("_size", "_readable"), "asked by in_time"), "begin": FRONT},
     "run/command.py": {},
-    "run/supervisor.py": {},
+    "run/supervisor.py": dict.fromkeys(("_why_not", "_brake"), FRONT),
     "start.py": {"prepare": "Python itself looks there before a line of ours; not in a virtual environment"},
-    "watch/tick.py": dict.fromkeys(("_of_storage", "_journal"), IN_TOUR),
+    "watch/tick.py": {**dict.fromkeys(("_of_storage", "_journal"), IN_TOUR), "_in_general": OF_HOST},
     "watch/roster.py": dict.fromkeys(
-        ("target", "is_no_more", "_stamp", "listed", "directories", "_write"), ROSTER
+        ("target", "is_no_more", "_stamp", "listed", "directories", "_write", "_page"), ROSTER
     ),
     "watch/tour.py": dict.fromkeys(
         ("_check_directory", "append", "_append_locked", "_append", "_last_byte", "_lock"), IN_TOUR
-    ),
+    ) | {"__init__": OF_HOST},
 }  # fmt: skip
 
 
@@ -231,20 +233,35 @@ OF_PATHS = frozenset(
         *("symlink_to", "touch", "unlink", "write_bytes", "write_text"),
     )
 )
-OF_OURS = frozenset(
-    (
-        *("among", "as_page", "create_new", "distrust_route", "flock", "held", "lexists", "make_folder", "make_own"),
-        *("open_append", "open_regular", "read_bounded", "read_json", "read_record", "read_trusted", "realpath"),
-        *("refuse_link", "rmtree", "copytree", "strangers_link", "sync_directory", "write_json", "write_whole"),
-    )
+OF_OTHERS = frozenset(("copytree", "flock", "lexists", "realpath", "rmtree"))
+# The files by which all others open, judge and write: whoever calls a function of theirs that touches a disk touches one.
+OPENERS = (
+    "host/files.py",
+    "host/links.py",
+    "host/ownership.py",
+    "rundir/fence.py",
+    "rundir/paths.py",
+    "rundir/records.py",
 )
+MODULES = frozenset(Path(one).stem for one in OPENERS)
 
 
-def touches(call: ast.Call) -> bool:
-    """Whether the call reads or writes a disk."""
+@cache
+def openers() -> frozenset[str]:
+    """The functions of ``OPENERS`` that touch a disk, those too that call such a one."""
+    inside = [one for name in OPENERS for one in calls(ast.parse((PACKAGE / name).read_text("utf-8")))]
+    known = frozenset(function for function, call in inside if touches(call, frozenset()))
+    while more := {function for function, call in inside if touches(call, known)} - known:
+        known |= more
+    return known
+
+
+def touches(call: ast.Call, ours: frozenset[str] | None = None) -> bool:
+    """Whether the call reads or writes a disk. ``ours``: functions of ours that do, by default ``openers``."""
     called = call.func
+    ours = frozenset(one for one in openers() if not one.startswith("_")) if ours is None else ours
     if isinstance(called, ast.Name):
-        return called.id == "open" or called.id in OF_OURS
+        return called.id == "open" or called.id in OF_OTHERS | ours
     if not isinstance(called, ast.Attribute):
         return False
     of = ast.unparse(called.value)
@@ -252,7 +269,7 @@ def touches(call: ast.Call) -> bool:
         return called.attr in (
             OF_OS if of == "os" else ("exists", "getmtime", "getsize", "isdir", "isfile", "islink", "realpath")
         )
-    return called.attr in OF_PATHS | OF_OURS
+    return called.attr in OF_PATHS | OF_OTHERS or (of in MODULES and called.attr in ours)
 
 
 @cache

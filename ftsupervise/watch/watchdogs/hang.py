@@ -19,7 +19,7 @@ from ftsupervise.rundir.paths import FINISHED
 from ftsupervise.rundir.progress import TOLD
 from ftsupervise.rundir.stalls import Progress, ProgressHistory, StallLimits, StallVerdict, judge
 from ftsupervise.rundir.switches import KILL
-from ftsupervise.scheduler import how_to_end
+from ftsupervise.scheduler import SLURM, how_to_end, kind_of_job
 from ftsupervise.truth import START, TRAIN, UNTOLD, Health
 from ftsupervise.units import show_duration
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK, Signs, gather
@@ -36,7 +36,7 @@ WORDS = Words(look=_CHECK, severity=Severity.CRITICAL)
 UNSEEN = WORDS._replace(do="use the guard in the training loop, or name the log: watch.hang.log")
 HUNG = Words(
     "The job holds its nodes and trains nothing. A loop that stands still does not see a kill or save switch.",
-    _CHECK + "; py-spy dump on a node of squeue -j {job}",
+    _CHECK + "; py-spy dump on {node}",
     "{end}{end_job}  ({then})",
     Severity.CRITICAL,
 )
@@ -214,13 +214,17 @@ def _hung(
         f"the next member of the chain {goes_on}" if waits else f"no other job waits: launch it again, and it {goes_on}"
     )
     name = job.id if job is not None else "JOBID"
+    to_end = how_to_end(name, look.rundir.quoted())
+    if to_end.before_next:
+        then = f"then {to_end.before_next}; launched again, it {goes_on}"
+    node = f"a node of squeue -j {name}" if kind_of_job(name) == SLURM else "a node of it"
     stands = [f"  {signal.name}: {signal.words}, {show_duration(signal.age or 0)} ago" for signal in signs.signals]
     return look.finding(
         "progress",
         Health.BAD,
         summary,
         HUNG,
-        names={"job": name, "end": _ends(look), "end_job": how_to_end(name), "then": then},
+        names={"node": node, "end": _ends(look), "end_job": to_end.types, "then": then},
         value=measured[0],
         limit=measured[1],
         since=look.now - timedelta(seconds=min(verdict.age, 10**8)),
