@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -194,9 +195,18 @@ def test_nobody_else_reaches_its_database(place: Path, short_tmp: Path) -> None:
     with Sandbox.up(place, nodes=1, accounting=True, prefix=str(prefix)):
         written = place.parent / "written"
         code = f"select 'theirs' into outfile '{written}'"
-        words = [str(prefix / "usr/bin/mariadb"), "--no-defaults", "-S", str(place / "db" / "sock"), "-u", "root", "-e", code]
+        words = [
+            str(prefix / "usr/bin/mariadb"),
+            "--no-defaults",
+            "-S",
+            str(place / "db" / "sock"),
+            "-u",
+            "root",
+            "-e",
+            code,
+        ]
         env = {"LD_LIBRARY_PATH": os.fspath(prefix / "usr/lib/x86_64-linux-gnu")}
-        theirs = {"user": STRANGER, "group": STRANGER, "extra_groups": []}
+        theirs: dict[str, Any] = {"user": STRANGER, "group": STRANGER, "extra_groups": []}
         done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=30, check=False, **theirs)
         assert "Can't connect" in done.stderr and "(13)" in done.stderr, done.stderr
         assert not written.exists()
@@ -211,7 +221,9 @@ def with_a_database(short_tmp: Path) -> Path:
     packages += ["libdaxctl1"]
     debs, prefix = short_tmp / "database-debs", short_tmp / "database"
     debs.mkdir()
-    got = subprocess.run(["apt-get", "-q", "download", *packages], cwd=debs, capture_output=True, timeout=120, check=False)
+    got = subprocess.run(
+        ["apt-get", "-q", "download", *packages], cwd=debs, capture_output=True, timeout=120, check=False
+    )
     if got.returncode:
         pytest.skip("apt-get has no such packages here")
     for deb in debs.glob("*.deb"):

@@ -15,7 +15,17 @@ from email.message import EmailMessage
 from email.utils import format_datetime
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.alerts.receivers import Broken, Doubtful, Partly, TryLater, Unsendable, read_secret, redact
+from ftsupervise.alerts.receivers import (
+    HERE,
+    Broken,
+    Doubtful,
+    Partly,
+    TryLater,
+    Unsendable,
+    read_secret,
+    redact,
+    where_ours,
+)
 from ftsupervise.alerts.wording import Parcel, in_short, render
 from ftsupervise.host import ownership
 
@@ -161,7 +171,8 @@ def _connect(settings: Email) -> smtplib.SMTP:
         context.load_verify_locations(cadata=_authorities(settings.ca_file))
     if security == "tls":
         return smtplib.SMTP_SSL(settings.host, port, timeout=timeout, context=context)
-    server = smtplib.SMTP(settings.host, port, timeout=timeout)
+    here = security == "none" and settings.host in HERE
+    server = smtplib.SMTP(where_ours(settings.host, port) if here else settings.host, port, timeout=timeout)
     if security == "starttls":
         try:
             server.starttls(context=context)

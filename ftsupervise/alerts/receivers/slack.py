@@ -101,7 +101,7 @@ def send(parcel: Parcel, settings: Slack) -> dict[str, str]:
 
 
 def _by_webhook(parcel: Parcel, settings: Slack, address: str) -> dict[str, str]:
-    safe_address(address, "webhook")
+    address = safe_address(address, "webhook")
     answer = post_json(address, compose(parcel, settings), settings.timeout, hidden=[address])
     said = answer.body.strip()
     if answer.status == 200 and said == "ok":
