@@ -123,8 +123,8 @@ def test_what_is_for_this_machine_goes_through_no_proxy(
 
 
 @pytest.mark.threat(
-    "`~/.netrc` has a password for the host of a receiver, or for all hosts (`default`), which would be sent there in the place "
-    "of the token.",
+    "`~/.netrc` has a password for the host of a receiver, or for all hosts (`default`), which would be sent there instead of "
+    "the token.",
     "No receiver is sent what its settings do not name.",
 )
 def test_a_password_of_netrc_goes_to_no_receiver(

@@ -152,7 +152,13 @@ def _converse(mail: EmailMessage, settings: Email, to: tuple[str, ...], password
 def address(settings: Email) -> tuple[str, int]:
     """Return the mail server's host and port. Raises Broken, TryLater."""
     read_secret(settings, "password")
-    return settings.host, _port(settings)
+    return _host(settings), _port(settings)
+
+
+def _host(settings: Email) -> str:
+    """Return the host that is connected to. Raises Doubtful where another account listens there, and no certificate says so."""
+    here = _security(settings) == "none" and settings.host in HERE
+    return where_ours(settings.host, _port(settings)) if here else settings.host
 
 
 def _port(settings: Email) -> int:
@@ -171,8 +177,7 @@ def _connect(settings: Email) -> smtplib.SMTP:
         context.load_verify_locations(cadata=_authorities(settings.ca_file))
     if security == "tls":
         return smtplib.SMTP_SSL(settings.host, port, timeout=timeout, context=context)
-    here = security == "none" and settings.host in HERE
-    server = smtplib.SMTP(where_ours(settings.host, port) if here else settings.host, port, timeout=timeout)
+    server = smtplib.SMTP(_host(settings), port, timeout=timeout)
     if security == "starttls":
         try:
             server.starttls(context=context)

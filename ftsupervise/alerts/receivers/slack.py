@@ -88,7 +88,7 @@ def address(settings: Slack) -> tuple[str, int]:
     webhook = read_secret(settings, "webhook")
     if not webhook:
         read_secret(settings, "token")
-    return behind_a_proxy(webhook or str(settings.api_url))
+    return behind_a_proxy(safe_address(webhook, "webhook") if webhook else safe_address(settings.api_url, "api_url"))
 
 
 def send(parcel: Parcel, settings: Slack) -> dict[str, str]:

@@ -153,11 +153,7 @@ def send(parcel: Parcel, settings: Webhook) -> dict[str, str]:
 
     Returns the service's own word, where it has one. News, which is no alert, is not for a pager: then nothing is sent.
     """
-    key = read_secret(settings, "key")
-    url = str(settings.url) if settings.url is not None else read_secret(settings, "url")
-    url = url or PAGERDUTY
-    if not (settings.plain_http and url.startswith("http://")):
-        url = safe_address(url, "url (or set plain_http)")
+    key, url = read_secret(settings, "key"), _url(settings)
     bodies = compose(parcel, settings)
     if not bodies and settings.shape != "json":
         return {NOTHING: "it is no alert"}
@@ -167,6 +163,12 @@ def send(parcel: Parcel, settings: Webhook) -> dict[str, str]:
             body["routing_key"] = key
         said = _post(url, body, key if settings.shape != "pagerduty" else "", settings, parcel)
     return {"answer": _word(said)} if settings.shape == "pagerduty" and _word(said) else {}
+
+
+def _url(settings: Webhook) -> str:
+    """Return the address that is posted to. Raises Broken, TryLater."""
+    url = (str(settings.url) if settings.url is not None else read_secret(settings, "url")) or PAGERDUTY
+    return url if settings.plain_http and url.startswith("http://") else safe_address(url, "url (or set plain_http)")
 
 
 def compose(parcel: Parcel, settings: Webhook) -> list[Any]:
@@ -216,7 +218,7 @@ def _refusal(said: str) -> str:
 def address(settings: Webhook) -> tuple[str, int]:
     """Return the host and port of the service, or of the proxy before it. Raises Broken, TryLater."""
     read_secret(settings, "key")
-    return behind_a_proxy(str(settings.url) if settings.url is not None else read_secret(settings, "url") or PAGERDUTY)
+    return behind_a_proxy(_url(settings))
 
 
 def behind_a_proxy(url: str) -> tuple[str, int]:
