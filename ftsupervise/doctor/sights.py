@@ -193,7 +193,7 @@ def reach(run: Run) -> tuple[ReceiverSeen, ...]:
 
 
 def _receiver(name: str, receiver: Receiver) -> ReceiverSeen:
-    from ftsupervise.alerts.receivers import Broken, TryLater, address_of, redact
+    from ftsupervise.alerts.receivers import Broken, Doubtful, TryLater, address_of, redact
 
     address = None
     try:
@@ -203,7 +203,7 @@ def _receiver(name: str, receiver: Receiver) -> ReceiverSeen:
             socket.create_connection(address, timeout=_REACH).close()
         else:
             where = _other(receiver)
-    except Broken as error:
+    except (Broken, Doubtful) as error:
         return ReceiverSeen(name, "", str(error))
     except TryLater as error:
         return ReceiverSeen(name, "", str(error), late=True)

@@ -124,8 +124,10 @@ class Scene:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
-        self._stack.callback(processes.end_child, watch.pid)
+        if (found := processes.process(watch.pid)) is not None:
+            self._stack.callback(processes.end_child, found)
 
     def until_it_works(self) -> Attempt:
         """Return the attempt that makes steps, once it has saved where it has a guard. Raises CannotTry."""

@@ -63,9 +63,31 @@ def ports_of(name: str, turn: int) -> list[int]:
     return [_FIRST + (begin + number) % _COUNT for number in range(_TRIES)]
 
 
+# The addresses at which a listener is reached as ``localhost``, by the kernel's tables: the first that is there has the port.
+_SERVES = {
+    "127.0.0.1": (
+        *("0100007F", "0000000000000000FFFF00000100007F", "00000000", "0000000000000000FFFF000000000000"),
+        "00000000000000000000000000000000",
+    ),
+    "::1": ("00000000000000000000000001000000", "00000000000000000000000000000000"),
+}
+
+
 def listener(port: int) -> int | None:
-    """The account (uid) that listens at ``port`` of this host, on any address; None if none does, or it cannot be seen.
-    Source: /proc/net/tcp in proc(5)."""
+    """The account (uid) that listens at ``port`` of this host, on any address; None if none does, or it cannot be seen."""
+    return next(iter(_listeners(port).values()), None)
+
+
+def listeners_here(port: int) -> dict[str, int]:
+    """Address by which this host reaches itself ("127.0.0.1", "::1") -> the account (uid) that listens there at ``port``."""
+    found = _listeners(port)
+    named = {here: next((found[at] for at in rows if at in found), None) for here, rows in _SERVES.items()}
+    return {here: uid for here, uid in named.items() if uid is not None}
+
+
+def _listeners(port: int) -> dict[str, int]:
+    """Address, as the kernel has it -> the account that listens there at ``port``. Source: /proc/net/tcp in proc(5)."""
+    found: dict[str, int] = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             with open(table, encoding="ascii") as file:  # noqa: PTH123
@@ -73,6 +95,7 @@ def listener(port: int) -> int | None:
         except OSError:
             continue
         for row in rows:
-            if len(row) > 7 and row[3] == _LISTENS and row[1].rpartition(":")[2] == f"{port:04X}":
-                return int(row[7])
-    return None
+            address, _, at = row[1].rpartition(":")
+            if len(row) > 7 and row[3] == _LISTENS and at == f"{port:04X}":
+                found.setdefault(address, int(row[7]))
+    return found

@@ -402,12 +402,16 @@ def end_group(leader: int) -> None:
         pass
 
 
-def end_child(leader: int) -> None:
-    """Send SIGKILL to a child of ours that leads a session and to all in its group; it is reaped if it dies of that."""
-    end_group(leader)
+def end_child(leader: Process) -> None:
+    """Send SIGKILL to a child of ours that leads a session and to all in its group; it is reaped if it dies of that. Nothing
+    happens where it was reaped long ago, and another process has its number."""
+    found = process(leader.pid)
+    if found is not None and found.start != leader.start:
+        return
+    end_group(leader.pid)
     until = time.monotonic() + _DIES
     try:
-        while not os.waitpid(leader, os.WNOHANG)[0] and time.monotonic() < until:
+        while not os.waitpid(leader.pid, os.WNOHANG)[0] and time.monotonic() < until:
             time.sleep(0.002)
     except ChildProcessError:
         pass

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.host.in_time import Every, PendingCall, in_time
-from ftsupervise.host.processes import SHELL_MARKED, end_child
+from ftsupervise.host.processes import SHELL_MARKED, Process, end_child, process
 from ftsupervise.host.signals import SignalQueue
 from ftsupervise.model import CauseKind
 from ftsupervise.rundir import fence, heartbeat_page, switches
@@ -287,7 +287,7 @@ class OrphanReaper:
     """The shell that ends orphans. ``grace``: seconds between SIGTERM and SIGKILL."""
 
     def __init__(self, grace: float) -> None:
-        self.pid: int | None = None
+        self.shell: Process | None = None
         read, self._write = os.pipe2(os.O_CLOEXEC)
         try:
             shell = subprocess.Popen(
@@ -303,7 +303,7 @@ class OrphanReaper:
         finally:
             os.close(read)
         shell.returncode = 0  # reaped with everything else that is ours
-        self.pid = shell.pid
+        self.shell = process(shell.pid)
 
     def set_attempt(self, attempt_dir: Path | None) -> None:
         """End this attempt's processes when we die; None: no processes."""
@@ -318,7 +318,7 @@ class OrphanReaper:
             return
         os.close(self._write)
         self._write = -1
-        if self.pid is None:
+        if self.shell is None:
             return
-        end_child(self.pid)
-        self.pid = None
+        end_child(self.shell)
+        self.shell = None

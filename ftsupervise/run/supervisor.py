@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ftsupervise.errors import Error
 from ftsupervise.host import front, processes
-from ftsupervise.host.processes import die_with_parent, end_child
+from ftsupervise.host.processes import Process, die_with_parent, end_child, process
 from ftsupervise.host.signals import SignalQueue
 from ftsupervise.model import Attempt, Cause, CauseKind, End, Failure, FailureKind
 from ftsupervise.nodes.selector import FAILURE, NodeSelector, Placement
@@ -82,7 +82,7 @@ class Repeated:
     """A command that a shell beside the run begins again and again, until the run is over."""
 
     def __init__(self, words: Sequence[str], env: Mapping[str, str], every: str, longest: int) -> None:
-        self.pid: int | None = None
+        self.shell: Process | None = None
         try:
             shell = subprocess.Popen(
                 ["/bin/sh", "-c", _LOOP, "ftsupervise-keeper", every, str(longest), *words],
@@ -96,21 +96,21 @@ class Repeated:
         except OSError:  # no shell or no memory: the run goes on without it
             return
         shell.returncode = 0  # reaped with everything else that is ours
-        self.pid = shell.pid
+        self.shell = process(shell.pid)
 
     def stop(self) -> None:
         """End it and its children."""
-        if self.pid is None:
+        if self.shell is None:
             return
-        end_child(self.pid)
-        self.pid = None
+        end_child(self.shell)
+        self.shell = None
 
 
 class CronKeepalive(Repeated):
     """The shell that keeps the cron alive; nothing where there is no Slurm that could keep one."""
 
     def __init__(self, run_dir: Path, env: Mapping[str, str], command: Sequence[str] = ()) -> None:
-        self.pid = None
+        self.shell = None
         if not env.get("SLURM_JOB_ID") or whole_run(run_dir) is not None:  # a replica group's run sees to it
             return
         words = command or processes.own_command("cron", "ensure", "--run", str(run_dir))
@@ -121,7 +121,7 @@ class CheckpointUpkeep(Repeated):
     """The shell that removes what ``checkpoints.retain`` does not keep, while the run trains; nothing where no rule is set."""
 
     def __init__(self, options: Options, env: Mapping[str, str]) -> None:
-        self.pid = None
+        self.shell = None
         if options.retain == "off":
             return
         words = processes.own_command("checkpoints", "upkeep", "--no-copies", "--quiet", str(options.rundir.root))

@@ -352,6 +352,7 @@ def _start(
         for name, command in commands.items():
             own = env | {MARK_NODE: name} if node_mark else env
             with (layout.logs / f"{name}.start").open("wb") as words:
+                os.fchmod(words.fileno(), 0o644)  # whatever the umask says
                 running[name] = subprocess.Popen(
                     command,
                     env=own,
@@ -434,7 +435,7 @@ def start_accounting(layout: Layout, shape: Shape, seconds: float) -> None:
 
 
 def _install(layout: Layout, shape: Shape, env: dict[str, str], seconds: float) -> None:
-    layout.database.mkdir()
+    place.folder(layout.database, 0o700)  # its root has no password
     program = find_program("mariadb-install-db", shape.prefix) or "mariadb-install-db"
     log = layout.database / "install.log"
     command = [program, "--no-defaults", *_as_root(), *_based(program, shape), f"--datadir={layout.database}/data"]
@@ -784,18 +785,14 @@ class Sandbox:
         record |= {"subnet": self.subnet}
         place.write_new(layout.record, json.dumps(record, indent=1) + "\n", 0o644)
         for directory in (layout.bin, layout.state, layout.spool, layout.logs, layout.devices, layout.munge):
-            directory.mkdir(0o700)
-            directory.chmod(
-                0o700 if directory == layout.munge else 0o755
-            )  # nobody else gets credentials from its munged
+            place.folder(directory, 0o700 if directory == layout.munge else 0o755)
         user = user_name()
         host = socket.gethostname().split(".")[0]
         plugins = place.plugins(shape.prefix)
         text = conf.slurm_conf(shape, layout, port=self.port, user=user, host=host, plugins=plugins, subnet=self.subnet)
         place.write_new(layout.slurm_conf, text, 0o644)
         if shape.hosts:
-            layout.hosts.mkdir()
-            layout.hosts.chmod(0o755)
+            place.folder(layout.hosts, 0o755)
             for node in shape.node_names:
                 text = conf.hosts_file(shape, node, subnet=self.subnet, host=host)
                 place.write_new(layout.hosts / node, text, 0o644)

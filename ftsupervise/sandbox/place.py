@@ -132,6 +132,13 @@ def _lock(fd: int, path: Path) -> bool:
         return False
 
 
+def folder(path: Path, mode: int) -> None:
+    """Make a folder of a sandbox with this ``mode``, whatever the umask says. Others may enter a sandbox of root's, or one in a
+    folder that was there: what answers whoever reaches its socket (munged, the database) stands in one of 0700."""
+    path.mkdir(0o700)
+    path.chmod(mode)
+
+
 def write_new(path: Path, data: str | bytes, mode: int) -> None:
     fd = files.create_new(path, mode)
     with os.fdopen(fd, "wb") as file:

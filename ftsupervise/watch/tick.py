@@ -82,17 +82,13 @@ def after_tick(settings: DeadMan, delivered: Delivered, why_blind: str = "") -> 
 def _send_ping(settings: DeadMan, suffix: str, text: str) -> str:
     import requests
 
+    from ftsupervise.alerts.receivers import webhook
+
     address = ""
     try:
         address = safe_address(read_secret(settings, "url"), "dead_man.url").rstrip("/")
-        with requests.post(
-            address + suffix,
-            data=redact(text).encode(),
-            timeout=(_PING_WITHIN, _PING_WITHIN),
-            allow_redirects=False,
-            stream=True,
-            headers={"Content-Type": "text/plain; charset=utf-8", "User-Agent": "ftsupervise"},
-        ) as answer:
+        headers = {"Content-Type": "text/plain; charset=utf-8", "User-Agent": "ftsupervise"}
+        with webhook.post(address + suffix, redact(text).encode(), headers, _PING_WITHIN) as answer:
             return "" if answer.status_code < 300 else f"the dead-man service answered HTTP {answer.status_code}"
     except (Broken, TryLater) as error:
         return str(error)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -9,6 +12,10 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.host import bounded
+from ftsupervise.host.processes import end_group
+from ftsupervise.run.fencing import OrphanReaper
+from ftsupervise.run.supervisor import Repeated
 from tests.neighbours.supervised import SupervisedRun, alive
 
 LAST = Path("/proc/sys/kernel/ns_last_pid")
@@ -64,3 +71,38 @@ def test_a_straggler_with_the_number_of_a_helper_that_has_ended_is_ended(run: Su
     assert one.wait(60) == 0, one.said()
     assert not alive(int((run.folder / "taken").read_text()))
     assert run.attempts()[-1].words == "exit 0"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("begin", [lambda: Repeated(["true"], os.environ, "600", 60), lambda: OrphanReaper(1)])
+def test_the_end_of_a_run_ends_nobody_who_has_the_number_of_a_shell_that_died_long_ago(
+    run: SupervisedRun,  # skips where no number can be chosen
+    until: Until,
+    begin: Callable[[], Repeated | OrphanReaper],
+) -> None:
+    """The shells beside a run last as long as it, for days, and whatever the kernel ends for its memory is reaped at once."""
+    beside = begin()
+    assert beside.shell is not None
+    number = beside.shell.pid
+    end_group(number)
+    until(lambda: number in [pid for pid, _ in bounded.reap()], "the end of the shell")
+    other = next(one for one in begun_as(number) if one is not None)
+    try:
+        beside.stop()
+        time.sleep(0.1)
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def begun_as(number: int) -> Iterator[subprocess.Popen[bytes] | None]:
+    """Another run of the account: a process that leads a session, with this number. None for each try that had another one."""
+    for _ in range(500):
+        LAST.write_text(str(number - 1))
+        one = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        if one.pid == number:
+            yield one
+        one.kill()
+        one.wait()
+        yield None

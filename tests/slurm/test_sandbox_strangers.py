@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -178,3 +179,64 @@ def test_nobody_else_gets_a_credential_from_its_munged(place: Path) -> None:
             check=False,
         )
         assert "PermissionError" in done.stderr
+
+
+@pytest.mark.threat(
+    "Another account that may enter the folder of a sandbox with accounting connects to its database, whose root has no "
+    "password and may write files as you.",
+    "The folder of the database and its socket has mode 0700 of its own.",
+)
+@pytest.mark.slow
+def test_nobody_else_reaches_its_database(place: Path, short_tmp: Path) -> None:
+    """``select … into outfile`` was a line in /etc/cron.d, where root had such a sandbox."""
+    prefix = with_a_database(short_tmp)
+    place.mkdir()
+    place.chmod(0o755)
+    with Sandbox.up(place, nodes=1, accounting=True, prefix=str(prefix)):
+        written = place.parent / "written"
+        code = f"select 'theirs' into outfile '{written}'"
+        words = [
+            str(prefix / "usr/bin/mariadb"),
+            "--no-defaults",
+            "-S",
+            str(place / "db" / "sock"),
+            "-u",
+            "root",
+            "-e",
+            code,
+        ]
+        env = {"LD_LIBRARY_PATH": os.fspath(prefix / "usr/lib/x86_64-linux-gnu")}
+        theirs: dict[str, Any] = {"user": STRANGER, "group": STRANGER, "extra_groups": []}
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=30, check=False, **theirs)
+        assert "Can't connect" in done.stderr and "(13)" in done.stderr, done.stderr
+        assert not written.exists()
+        assert subprocess.run(words, env=env, timeout=30, check=False).returncode == 0, "its owner does"
+
+
+def with_a_database(short_tmp: Path) -> Path:
+    """Unpack Slurm, slurmdbd and MariaDB of this Debian, and return where."""
+    packages = ["slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "slurm-wlm-mysql-plugin", "slurmdbd"]
+    packages += ["munge", "libmunge2", "mariadb-server", "mariadb-server-core", "mariadb-client-core", "mariadb-common"]
+    packages += ["mariadb-client", "libmariadb3", "libaio1", "liburing2", "libsnappy1v5", "libpmem1", "libndctl6"]
+    packages += ["libdaxctl1"]
+    debs, prefix = short_tmp / "database-debs", short_tmp / "database"
+    debs.mkdir()
+    got = subprocess.run(
+        ["apt-get", "-q", "download", *packages], cwd=debs, capture_output=True, timeout=120, check=False
+    )
+    if got.returncode:
+        pytest.skip("apt-get has no such packages here")
+    for deb in debs.glob("*.deb"):
+        subprocess.run(["dpkg", "-x", str(deb), str(prefix)], check=True, timeout=60)
+    return prefix
+
+
+def test_a_sandbox_made_with_an_umask_of_0_is_no_wider(place: Path) -> None:
+    before = os.umask(0)
+    try:
+        with Sandbox.up(place, nodes=1):
+            wide = [path for path in place.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o022]
+            private = place / "munge"
+            assert [path for path in wide if private not in path.parents and not path.is_char_device()] == []
+    finally:
+        os.umask(before)

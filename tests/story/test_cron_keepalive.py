@@ -22,20 +22,20 @@ def environment(**more: str) -> dict[str, str]:
 
 def test_it_types_its_command_again_and_again_and_is_gone_when_it_is_stopped(tmp_path: Path, until: Until) -> None:
     keeper = CronKeepalive(tmp_path, environment(), ("sh", "-c", f"echo x >> {tmp_path}/typed"))
-    assert keeper.pid is not None
-    pid = keeper.pid
+    assert keeper.shell is not None
+    pid = keeper.shell.pid
     until(lambda: (tmp_path / "typed").exists() and len((tmp_path / "typed").read_text()) >= 4, "two rounds")
     keeper.stop()
     assert identity(pid) is None
 
 
 def test_there_is_none_outside_slurm(tmp_path: Path) -> None:
-    assert CronKeepalive(tmp_path, {"PATH": os.environ["PATH"]}).pid is None
+    assert CronKeepalive(tmp_path, {"PATH": os.environ["PATH"]}).shell is None
 
 
 def test_it_does_not_outlive_a_supervisor_that_was_killed(tmp_path: Path, until: Until) -> None:
     script = "import os, sys, time; from pathlib import Path; from ftsupervise.run.supervisor import CronKeepalive\n"
-    script += "print(CronKeepalive(Path('.'), dict(os.environ), ('true',)).pid, flush=True); time.sleep(600)"
+    script += "print(CronKeepalive(Path('.'), dict(os.environ), ('true',)).shell.pid, flush=True); time.sleep(600)"
     parent = subprocess.Popen([sys.executable, "-c", script], env=environment(), stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())

@@ -58,8 +58,8 @@ def test_a_command_that_hears_sigterm_is_given_the_time_to_save(
 
 def test_a_run_that_ends_in_order_leaves_no_minder_behind(tmp_path: Path) -> None:
     minder = OrphanReaper(5)
-    pid = minder.pid
-    assert pid is not None
+    assert minder.shell is not None
+    pid = minder.shell.pid
     minder.set_attempt(tmp_path)
     minder.set_attempt(None)
     minder.stop()
@@ -72,7 +72,7 @@ def test_what_is_no_longer_minded_is_left_alone(tmp_path: Path, until: Until) ->
     other = subprocess.Popen(["sleep", "60"], env={**os.environ, ENV_ATTEMPT_DIR: str(tmp_path)})
     code = (
         "import os, sys, time; from pathlib import Path; from ftsupervise.run.fencing import OrphanReaper\n"
-        "one = OrphanReaper(1); one.set_attempt(Path(sys.argv[1])); one.set_attempt(None); print(one.pid, flush=True)\n"
+        "one = OrphanReaper(1); one.set_attempt(Path(sys.argv[1])); one.set_attempt(None); print(one.shell.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)"
     )
     done = subprocess.run(

@@ -133,7 +133,7 @@ PAST: dict[str, tuple[Past, ...]] = {
         Past("_write_files link start_slurmds start_accounting _install _start", SANDBOX),
         Past("build _make power_off remove", SANDBOX),
     ),
-    "sandbox/place.py": (Past("make alone write_new clear leave", SANDBOX),),
+    "sandbox/place.py": (Past("make folder alone write_new clear leave", SANDBOX),),
     "sandbox/keeper.py": (Past("remove_folder", PRIVATE),),
     "scheduler/local.py": (Past("_claim release", STATE), Past("main _back_in_the_queue", STATE), Past("_file", DEVICE),),
     "warm/standby.py": (

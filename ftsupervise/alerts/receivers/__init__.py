@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise import secrecy
 from ftsupervise.alerts.wording import Parcel, one_line
 from ftsupervise.errors import PluginUnusable
-from ftsupervise.host import ownership, plugins
+from ftsupervise.host import ownership, plugins, ports
+from ftsupervise.host.links import may_be_root
 from ftsupervise.printable import to_type
 
 if TYPE_CHECKING:
@@ -302,12 +303,40 @@ def _parts(secret: str) -> list[str]:
     return sorted((part for part in parts if len(part.strip("/")) >= 4), key=len, reverse=True)
 
 
+# What is sent to this very machine in the clear is for whoever listens there, and a port from 1024 on is anybody's while its
+# service is down: the account of another person gets nothing.
+
+HERE = ("localhost", "127.0.0.1", "::1")
+_PEOPLE = 1000  # numbers of accounts below it are those of services, as login.defs has them everywhere
+
+
 def safe_address(url: str, what: str) -> str:
-    """Return ``url`` if it may be used: https, or http to this very machine. Raises Broken."""
+    """Return ``url`` as it may be used: https, or http to this very machine, where no other person listens. Raises Broken,
+    Doubtful."""
     from urllib.parse import urlsplit
 
     parts = urlsplit(url)
-    local = parts.hostname in ("localhost", "127.0.0.1", "::1")
-    if parts.scheme == "https" or (parts.scheme == "http" and local):
+    if parts.scheme == "https":
         return url
-    raise Broken(f"{what}: the address must start with https:// (http:// only for this very machine)")
+    try:
+        host, port = parts.hostname or "", parts.port or 80
+    except ValueError:
+        raise Broken(f"{what}: its address has no such port") from None
+    if parts.scheme != "http" or host not in HERE:
+        raise Broken(f"{what}: the address must start with https:// (http:// only for this very machine)")
+    at = where_ours(host, port)
+    if at == host:
+        return url
+    login, sign, _ = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{login}{sign}{f'[{at}]' if ':' in at else at}:{port}").geturl()
+
+
+def where_ours(host: str, port: int) -> str:
+    """Return ``host``, a name of this very machine; where another person listens at ``port`` of one of its two addresses, the
+    other one. Raises Doubtful where there is no other."""
+    at = {here: uid for here, uid in ports.listeners_here(port).items() if host in ("localhost", here)}
+    others = [uid for uid in at.values() if uid >= _PEOPLE and uid != os.geteuid() and not may_be_root(uid)]
+    ours = [here for here, uid in at.items() if uid not in others]
+    if others and not ours:
+        raise Doubtful(f"{ownership.shown_user(others[0])} listens at port {port} of this machine, and is sent nothing")
+    return ours[0] if others else host

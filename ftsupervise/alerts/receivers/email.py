@@ -15,7 +15,17 @@ from email.message import EmailMessage
 from email.utils import format_datetime
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.alerts.receivers import Broken, Doubtful, Partly, TryLater, Unsendable, read_secret, redact
+from ftsupervise.alerts.receivers import (
+    HERE,
+    Broken,
+    Doubtful,
+    Partly,
+    TryLater,
+    Unsendable,
+    read_secret,
+    redact,
+    where_ours,
+)
 from ftsupervise.alerts.wording import Parcel, in_short, render
 from ftsupervise.host import ownership
 
@@ -142,7 +152,13 @@ def _converse(mail: EmailMessage, settings: Email, to: tuple[str, ...], password
 def address(settings: Email) -> tuple[str, int]:
     """Return the mail server's host and port. Raises Broken, TryLater."""
     read_secret(settings, "password")
-    return settings.host, _port(settings)
+    return _host(settings), _port(settings)
+
+
+def _host(settings: Email) -> str:
+    """Return the host that is connected to. Raises Doubtful where another account listens there, and no certificate says so."""
+    here = _security(settings) == "none" and settings.host in HERE
+    return where_ours(settings.host, _port(settings)) if here else settings.host
 
 
 def _port(settings: Email) -> int:
@@ -161,7 +177,7 @@ def _connect(settings: Email) -> smtplib.SMTP:
         context.load_verify_locations(cadata=_authorities(settings.ca_file))
     if security == "tls":
         return smtplib.SMTP_SSL(settings.host, port, timeout=timeout, context=context)
-    server = smtplib.SMTP(settings.host, port, timeout=timeout)
+    server = smtplib.SMTP(_host(settings), port, timeout=timeout)
     if security == "starttls":
         try:
             server.starttls(context=context)

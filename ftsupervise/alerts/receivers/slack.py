@@ -88,7 +88,7 @@ def address(settings: Slack) -> tuple[str, int]:
     webhook = read_secret(settings, "webhook")
     if not webhook:
         read_secret(settings, "token")
-    return behind_a_proxy(webhook or str(settings.api_url))
+    return behind_a_proxy(safe_address(webhook, "webhook") if webhook else safe_address(settings.api_url, "api_url"))
 
 
 def send(parcel: Parcel, settings: Slack) -> dict[str, str]:
@@ -101,7 +101,7 @@ def send(parcel: Parcel, settings: Slack) -> dict[str, str]:
 
 
 def _by_webhook(parcel: Parcel, settings: Slack, address: str) -> dict[str, str]:
-    safe_address(address, "webhook")
+    address = safe_address(address, "webhook")
     answer = post_json(address, compose(parcel, settings), settings.timeout, hidden=[address])
     said = answer.body.strip()
     if answer.status == 200 and said == "ok":

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import requests
-from requests.utils import get_environ_proxies, select_proxy
+from requests.utils import get_auth_from_url, get_environ_proxies, select_proxy
 from urllib3.exceptions import HTTPError
 
 from ftsupervise.alerts.outbox import RETRY_AFTER_MOST
 from ftsupervise.alerts.receivers import (
+    HERE,
     NOTHING,
     Broken,
     Doubtful,
@@ -67,13 +68,35 @@ def post_json(
         told["Authorization"] = f"Bearer {bearer}"
     seconds = within.total_seconds()
     try:
-        with requests.post(
-            url, data=data, headers=told, timeout=(seconds, seconds), allow_redirects=False, stream=True
-        ) as answer:
+        with post(url, data, told, seconds) as answer:
             said = answer.raw.read(_MOST_READ, decode_content=True).decode("utf-8", "replace")
             return Answer(answer.status_code, answer.reason or "", answer.headers, said)
     except (requests.RequestException, HTTPError, OSError) as error:
         raise TryLater(f"{type(error).__name__}: {redact(_cause(error), hidden)}") from None
+
+
+def post(url: str, data: bytes, headers: Mapping[str, str], seconds: float) -> requests.Response:
+    """Make one request, of which only the head of the answer is read. No redirect is followed, no password of ~/.netrc goes
+    along in the place of what the settings name, and what is for this very machine goes through no proxy."""
+    login = get_auth_from_url(url)
+    return requests.post(
+        url,
+        data=data,
+        headers=headers,
+        timeout=(seconds, seconds),
+        allow_redirects=False,
+        stream=True,
+        auth=login if any(login) else _as_it_is,
+        proxies=dict.fromkeys(("http", "https", "all"), "") if _is_here(url) else None,
+    )
+
+
+def _as_it_is(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    return request
+
+
+def _is_here(url: str) -> bool:
+    return urlsplit(url).hostname in HERE
 
 
 def _cause(error: BaseException) -> str:
@@ -130,11 +153,7 @@ def send(parcel: Parcel, settings: Webhook) -> dict[str, str]:
 
     Returns the service's own word, where it has one. News, which is no alert, is not for a pager: then nothing is sent.
     """
-    key = read_secret(settings, "key")
-    url = str(settings.url) if settings.url is not None else read_secret(settings, "url")
-    url = url or PAGERDUTY
-    if not (settings.plain_http and url.startswith("http://")):
-        safe_address(url, "url (or set plain_http)")
+    key, url = read_secret(settings, "key"), _url(settings)
     bodies = compose(parcel, settings)
     if not bodies and settings.shape != "json":
         return {NOTHING: "it is no alert"}
@@ -144,6 +163,12 @@ def send(parcel: Parcel, settings: Webhook) -> dict[str, str]:
             body["routing_key"] = key
         said = _post(url, body, key if settings.shape != "pagerduty" else "", settings, parcel)
     return {"answer": _word(said)} if settings.shape == "pagerduty" and _word(said) else {}
+
+
+def _url(settings: Webhook) -> str:
+    """Return the address that is posted to. Raises Broken, TryLater."""
+    url = (str(settings.url) if settings.url is not None else read_secret(settings, "url")) or PAGERDUTY
+    return url if settings.plain_http and url.startswith("http://") else safe_address(url, "url (or set plain_http)")
 
 
 def compose(parcel: Parcel, settings: Webhook) -> list[Any]:
@@ -193,12 +218,13 @@ def _refusal(said: str) -> str:
 def address(settings: Webhook) -> tuple[str, int]:
     """Return the host and port of the service, or of the proxy before it. Raises Broken, TryLater."""
     read_secret(settings, "key")
-    return behind_a_proxy(str(settings.url) if settings.url is not None else read_secret(settings, "url") or PAGERDUTY)
+    return behind_a_proxy(_url(settings))
 
 
 def behind_a_proxy(url: str) -> tuple[str, int]:
     """Return the host and port to which a request for ``url`` goes, of the proxy if there is one. Raises Broken."""
-    parts = urlsplit(select_proxy(url, get_environ_proxies(url)) or url)
+    proxy = None if _is_here(url) else select_proxy(url, get_environ_proxies(url))
+    parts = urlsplit(proxy or url)
     try:
         port = parts.port or (80 if parts.scheme == "http" else 443)
     except ValueError:

@@ -1,0 +1,146 @@
+"""Messages and their secrets are for the receivers of the settings alone: not for the account that listens at their port while
+they are down, nor for a proxy on the way to this very machine; and no password of ~/.netrc is for them. Real accounts, real
+sockets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.neighbours.slack import TOKEN, SlackServer
+from tests.neighbours.stranger import become_stranger
+from tests.story.alerting_scene import T0, bad, bot, email, journal_in, minutes, secret, settings, tick
+from tests.story.test_alerts_webhook import Listener, listener  # noqa: F401 - a fixture
+
+as_others = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")
+
+
+@contextmanager
+def theirs(host: str, port: int = 0) -> Iterator[tuple[int, Callable[[], bytes]]]:
+    """Another account listens there: the port, and what it has heard so far."""
+    ours, ends = os.pipe2(os.O_NONBLOCK)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server(
+        (host, port), family=family
+    ) as first:  # its port; the account's own socket comes after it
+        port = first.getsockname()[1]
+    ready, begun = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            become_stranger()
+            with socket.create_server((host, port), family=family) as own:
+                os.write(begun, b"1")
+                while True:
+                    os.write(ends, b"connected;" + own.accept()[0].recv(1 << 16))
+        finally:
+            os._exit(1)
+    try:
+        assert os.read(ready, 1) == b"1"
+
+        def heard() -> bytes:
+            try:
+                return os.read(ours, 1 << 16)
+            except BlockingIOError:
+                return b""
+
+        yield port, heard
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        for fd in (ours, ends, ready, begun):
+            os.close(fd)
+
+
+def hook(port: int, folder: Path, host: str = "127.0.0.1") -> dict[str, Any]:
+    key = secret(folder, "key", "b34r3r")
+    return {"webhook": {"url": f"http://{host}:{port}/hook", "key_file": key, "timeout": "1s"}}
+
+
+@pytest.mark.threat(
+    "A receiver on this very machine (`http://127.0.0.1:9093`, a mail server without TLS) is down, and another account listens "
+    "at its port: it would be given the token, and the messages, which would count as delivered.",
+    "What goes to this machine in the clear goes to no other person's program. The messages wait, and the account is named.",
+)
+@pytest.mark.root
+@as_others
+def test_who_listens_at_the_port_of_a_receiver_is_sent_nothing(tmp_path: Path) -> None:
+    journal = journal_in(tmp_path)
+    with theirs("127.0.0.1") as (port, heard):
+        slack = {
+            "slack": {
+                "token_file": secret(tmp_path, "token", TOKEN),
+                "channel": "C1",
+                "api_url": f"http://127.0.0.1:{port}/",
+            }
+        }
+        receivers = [hook(port, tmp_path), email(port, timeout="1s"), slack]
+        _, done = tick(journal, settings(receivers), T0, bad())
+        assert (heard(), done.sent) == (b"", ())
+        said = " ".join(one.error for one in journal.read().receivers.values())
+        assert said.count(f"nobody listens at port {port} of this machine") == 3, said
+
+
+@pytest.mark.root
+@as_others
+def test_nobody_is_kept_from_messages_by_who_listens_at_the_other_address(
+    tmp_path: Path,
+    listener: Listener,  # noqa: F811
+) -> None:
+    port = listener.server.server_address[1]
+    with theirs("::1", port) as (_, heard):
+        tick(journal_in(tmp_path), settings([hook(port, tmp_path, "localhost")]), T0, bad())
+        assert (heard(), len(listener.heard)) == (b"", 1)
+
+
+@pytest.mark.threat(
+    "A proxy is set for http (`http_proxy`), and a receiver on this very machine has a token.",
+    "What is for this machine goes through no proxy.",
+)
+def test_what_is_for_this_machine_goes_through_no_proxy(
+    tmp_path: Path,
+    listener: Listener,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    proxy = Listener()
+    try:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        tick(journal_in(tmp_path), settings([hook(listener.server.server_address[1], tmp_path)]), T0, bad())
+        assert (len(proxy.heard), len(listener.heard)) == (0, 1)
+    finally:
+        proxy.server.shutdown()
+        proxy.server.server_close()
+
+
+@pytest.mark.threat(
+    "`~/.netrc` has a password for the host of a receiver, or for all hosts (`default`), which would be sent there instead of "
+    "the token.",
+    "No receiver is sent what its settings do not name.",
+)
+def test_a_password_of_netrc_goes_to_no_receiver(
+    tmp_path: Path,
+    listener: Listener,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NETRC", secret(tmp_path, "netrc", "default login me password hunter2"))
+    with SlackServer() as slack:
+        receivers = [hook(listener.server.server_address[1], tmp_path), bot(slack, tmp_path)]
+        tick(journal_in(tmp_path), settings(receivers), T0, bad())
+        assert [headers["Authorization"] for headers, _ in listener.heard] == ["Bearer b34r3r"]
+        assert len(slack.posts) == 1
+
+
+def test_a_password_in_the_address_of_a_hook_is_used(tmp_path: Path, listener: Listener) -> None:  # noqa: F811
+    address = secret(tmp_path, "address", listener.url.replace("//", "//me:hunter2@"))
+    tick(journal_in(tmp_path), settings([{"webhook": {"url_file": address}}]), minutes(0), bad())
+    assert listener.heard[0][0]["Authorization"].startswith("Basic ")
