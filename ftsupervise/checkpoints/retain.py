@@ -466,7 +466,7 @@ def of_others(found: Collection[Found], run: Lineage | None) -> dict[str, str]:
 
 
 def _may_live(one: Attempt) -> bool:
-    return one.ended is None and (one.cause is None or one.cause.kind is CauseKind.UNKNOWN)
+    return one.ended is None and one.kind in (None, CauseKind.UNKNOWN)
 
 
 def _copied(folder: Path, now: float) -> dict[str, str]:

@@ -25,7 +25,7 @@ from ftsupervise.host.in_time import in_time
 from ftsupervise.host.memory import OomKillCounter
 from ftsupervise.host.signals import STOP
 from ftsupervise.hostlist import expand_counts, expand_hostlist
-from ftsupervise.model import Cause, CauseKind, End, Reached
+from ftsupervise.model import Attempt, Cause, CauseKind, Reached
 from ftsupervise.ranks.hang_monitor import HangMonitor, cause_of
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.ranks.rank_table import first_failure
@@ -33,6 +33,7 @@ from ftsupervise.ranks.rpc import tasks_of
 from ftsupervise.run import exit_analysis
 from ftsupervise.run.exit_analysis import (
     CommandSpec,
+    EndSigns,
     First,
     Ours,
     RanksKilled,
@@ -47,7 +48,7 @@ from ftsupervise.run.job_end import Announcement
 from ftsupervise.run.left_alone import LeftAlone
 from ftsupervise.run.progress_pages import seen_by
 from ftsupervise.run.states import AttemptEvent, AttemptProgress, AttemptState, OpenWarning
-from ftsupervise.rundir.ledger import reached
+from ftsupervise.rundir.ledger import over, reached
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ERROR_FILE, shown, tell, warn
 from ftsupervise.rundir.progress import read_progress
 from ftsupervise.scheduler.parse import is_away
@@ -276,8 +277,8 @@ class RunningCommand:
 
     # ------------------------------------------------------------------------------------------------- its life
 
-    def run_to_end(self, env: dict[str, str]) -> End:
-        """Run the command from start to end."""
+    def run_to_end(self, env: dict[str, str]) -> tuple[Attempt, EndSigns]:
+        """Run the command from start to end; return the attempt as it is then."""
         do = {
             AttemptState.RUNNING: self._wait,
             AttemptState.WARNED: self._wait,
@@ -287,7 +288,7 @@ class RunningCommand:
             AttemptState.KILLING: self._kill,
             AttemptState.CLEARING: self._clear_away,
         }
-        began, started = time.time(), time.monotonic()
+        started = time.monotonic()
         self._start(env)
         while self.now.state is not AttemptState.ENDED:
             do[self.now.state]()
@@ -296,7 +297,7 @@ class RunningCommand:
         if self.hints is not None:
             self.hints.close()
         self.asked.last_look()
-        return self._end(began, time.monotonic() - started)
+        return self._end(datetime.now(timezone.utc), time.monotonic() - started)
 
     def _start(self, env: dict[str, str]) -> None:
         """Start the command. One that cannot be started ends with the exit code that a shell gives it."""
@@ -702,7 +703,7 @@ class RunningCommand:
 
     # ------------------------------------------------------------------------------------------------------ the end
 
-    def _end(self, began: float, seconds: float) -> End:
+    def _end(self, at: datetime, seconds: float) -> tuple[Attempt, EndSigns]:
         rundir, stop_signal, code = self.asked.options.rundir, self.now.by, self.now.code or 0
         said = self.output.since() if code else ""
         output, lately = said or "", self.output.lately() or ""
@@ -742,24 +743,15 @@ class RunningCommand:
             output = f"Traceback (most recent call last)\n{root}\n{output}"  # before those of its victims
         asked = bool(stop_signal) or self.now.warned
         newer = self.watcher.seen.newer if self.watcher is not None else None
-        return End(
-            code=code,
-            cause=why,
+        attempt = over(self.asked.mine.number, why, at, seconds, seen)._replace(
+            exit_code=code,
             failure=failure(code, why, asked=asked, death=death, output=output or said, oom=self.kills.more()),
-            seconds=seconds,
-            reached=seen,
-            ready=None if seen.first_at is None else max(0.0, seen.first_at - began),
-            worked=None if seen.active_at is None else max(0.0, seen.active_at - began),
-            stop_signal=stop_signal,
-            warned=self.now.warned,
-            heard=self.now.heard,
-            newer=newer,
             note=f"left behind: {self.left_behind}" if self.left_behind else "",
-            died_at=self.died_at,
-            gone=exit_analysis.blamed(lately, ours),
-            doubted=exit_analysis.blamed(self.output.lately() or "", ours._replace(lost=None)),
             hardware=exit_analysis.hardware(lately),
         )
+        doubted = exit_analysis.blamed(self.output.lately() or "", ours._replace(lost=None))
+        gone = exit_analysis.blamed(lately, ours)
+        return attempt, EndSigns(stop_signal, self.now.warned, self.now.heard, newer, gone, doubted)
 
     def _first_event(self, how: Cause) -> First:
         """Return whether rank 0 was asked to stop before anything had ended. ``how``: the first death, or the command's

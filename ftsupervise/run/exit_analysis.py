@@ -24,7 +24,18 @@ from typing import NamedTuple
 from ftsupervise.host.in_time import OneAtATime, PendingCall
 from ftsupervise.host.processes import boot_id
 from ftsupervise.host.signals import SignalQueue
-from ftsupervise.model import Cause, CauseKind, Claim, End, Failure, FailureKind, NodeRanks, Reached, ended, signal_in
+from ftsupervise.model import (
+    Attempt,
+    Cause,
+    CauseKind,
+    Claim,
+    Failure,
+    FailureKind,
+    NodeRanks,
+    Reached,
+    ended,
+    signal_in,
+)
 from ftsupervise.printable import OUR_LINE, SLURMS_LINE, printable, printable_lines
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.protocol import RankExit
@@ -223,8 +234,8 @@ def after_the_warning(why: Cause) -> Cause:
     return Cause(CauseKind.WARNING, then=why) if why.kind is CauseKind.EXIT and why.code else why
 
 
-def with_lost_nodes(ended: End, lost: Mapping[str, str]) -> End:
-    """Return the end of an attempt that failed because it lost nodes. ``lost``: node -> Slurm's word."""
+def with_lost_nodes(ended: Attempt, lost: Mapping[str, str]) -> Attempt:
+    """Return an attempt that has failed because it lost nodes. ``lost``: node -> Slurm's word."""
     if not lost:
         return ended
     was = ended.failure.detail if ended.failure is not None else ""
@@ -786,6 +797,17 @@ class Output:
 
 
 # The command of one attempt, and how it is being ended.
+
+
+class EndSigns(NamedTuple):
+    """What was seen at the end of an attempt, by which the job decides and which the ledger does not keep."""
+
+    stop_signal: int = 0  # that asked us to stop
+    warned: bool = False
+    heard: bool = False  # a process of it catches the signal that warned it
+    newer: int | None = None  # the attempt that has taken our place
+    gone: tuple[str, ...] = ()  # nodes that Slurm's lines say went away or took no task
+    doubted: tuple[str, ...] = ()  # those, and others of which only they say it: srun without a node ends with 0
 
 
 class RanksKilled(Enum):
