@@ -22,15 +22,9 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.checkpoints.contents import contents_of
 from ftsupervise.checkpoints.find import ONE_FILE, Found
-from ftsupervise.checkpoints.manifest import (
-    FOLDER_NAME,
-    CheckpointLayout,
-    contents_of,
-    loop_file,
-    records_beside,
-    root_of,
-)
+from ftsupervise.checkpoints.manifest import FOLDER_NAME, CheckpointLayout, loop_file, records_beside, root_of
 from ftsupervise.checkpoints.offload import being_copied
 from ftsupervise.checkpoints.restore import RESTORING
 from ftsupervise.host import files

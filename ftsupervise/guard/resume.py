@@ -19,9 +19,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.checkpoints.contents import distrust_folder
 from ftsupervise.checkpoints.divergence import GoBack, go_back
 from ftsupervise.checkpoints.find import Choice, Found, checkpoints_in, choose
-from ftsupervise.checkpoints.manifest import distrust_folder, manifest_of, read_head
+from ftsupervise.checkpoints.manifest import manifest_of, read_head
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.suspicion import Suspicion, suspect
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, Verdict
