@@ -36,8 +36,9 @@ from ftsupervise.replicas.member import QuorumWatcher, wait_for_lighthouse
 from ftsupervise.replicas.record import lighthouse_address
 from ftsupervise.run import Options, fencing, gate, rendezvous, start_over
 from ftsupervise.run.command import RunningCommand
+from ftsupervise.run.deaths import EndSigns
 from ftsupervise.run.decide import NextAction, RestartDecision, Situation
-from ftsupervise.run.exit_analysis import CommandSpec, EndSigns, Ours, RanksKilled, with_lost_nodes
+from ftsupervise.run.exit_analysis import CommandSpec, Ours, RanksKilled, with_lost_nodes
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, shut, wait_for_space
 from ftsupervise.run.guard_folder import add_guard

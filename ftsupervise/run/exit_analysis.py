@@ -3,7 +3,7 @@ SIGTERM and exits with 143. Its messages in the job's output say more, in the or
 
 The lines are Slurm's own, as seen on 22.05 to 26.05. Anybody may print such a line: an evaluation with an srun of its own, a
 log that is quoted. So a line is a hint: it must be about our job, our step and our nodes (``Ours``), and while the command
-runs ``hints.py`` has it confirmed.
+runs ``deaths.py`` has it confirmed.
 """
 
 from __future__ import annotations
@@ -797,17 +797,6 @@ class Output:
 
 
 # The command of one attempt, and how it is being ended.
-
-
-class EndSigns(NamedTuple):
-    """What was seen at the end of an attempt, by which the job decides and which the ledger does not keep."""
-
-    stop_signal: int = 0  # that asked us to stop
-    warned: bool = False
-    heard: bool = False  # a process of it catches the signal that warned it
-    newer: int | None = None  # the attempt that has taken our place
-    gone: tuple[str, ...] = ()  # nodes that Slurm's lines say went away or took no task
-    doubted: tuple[str, ...] = ()  # those, and others of which only they say it: srun without a node ends with 0
 
 
 class RanksKilled(Enum):
