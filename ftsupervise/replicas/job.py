@@ -490,9 +490,8 @@ class HungGroups:
         self._restarted: float | None = None  # monotonic: the lighthouse
         self._moved: datetime | None = None  # when the lighthouse began at another address
         self._liars: Mapping[str, SuspectMember] = {}  # groups that report steps which no group can have made
-        self._accused = dict[
-            str, int
-        ]()  # the attempt of each such start: the next one of its group has told nothing yet
+        # the attempt of each such start: the next one of its group has told nothing yet
+        self._accused = dict[str, int]()
 
     def hear(self, lighthouse: GroupLighthouse) -> None:
         self._restarted, self._liars = lighthouse.restarted, lighthouse.liars
