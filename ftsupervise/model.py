@@ -265,29 +265,8 @@ class Claim(NamedTuple):
     folder: Path
 
 
-class End(NamedTuple):
-    """The end of an attempt, before it is decided what to do about it."""
-
-    cause: Cause
-    failure: Optional[Failure] = None
-    code: int = 0  # negative for a signal
-    seconds: float = 0.0
-    reached: Reached = Reached()
-    ready: Optional[float] = None  # seconds to the first step
-    worked: Optional[float] = None  # seconds to the last sign of progress
-    stop_signal: int = 0  # that asked us to stop
-    warned: bool = False
-    heard: bool = False  # a process of it catches the signal that warned it
-    newer: Optional[int] = None  # the attempt that has taken our place
-    note: str = ""
-    died_at: Optional[float] = None  # monotonic time at which the end was first seen
-    gone: tuple[str, ...] = ()  # nodes that Slurm's lines say went away or took no task
-    doubted: tuple[str, ...] = ()  # those, and others of which only they say it: srun without a node ends with 0
-    hardware: str = ""  # what a GPU or a node has said of a fault of its own
-
-
 class Attempt(NamedTuple):
-    """One start of the command, as the ledger has it."""
+    """One start of the command, as the ledger has it, and as its supervisor judges it before that."""
 
     number: int
     job_id: str
@@ -329,10 +308,14 @@ class Attempt(NamedTuple):
     observed: tuple[OnlyTold, ...] = ()  # decisions on it that were only told
 
     @property
+    def kind(self) -> Optional[CauseKind]:
+        """Return the kind of its cause; None while it runs."""
+        return None if self.cause is None else self.cause.kind
+
+    @property
     def has_failed(self) -> bool:
         """Return whether it failed, or was lost."""
-        lost = self.ended is None and self.cause is not None and self.cause.kind is CauseKind.LOST
-        return self.failure is not None or lost
+        return self.failure is not None or (self.ended is None and self.kind is CauseKind.LOST)
 
     @property
     def words(self) -> str:

@@ -238,3 +238,8 @@ def rank_words(ranks: Iterable[int]) -> str:
             runs.append([rank, rank])
     listed = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
     return f"rank{'' if listed.isdigit() else 's'} {listed}"
+
+
+def checkpoint_words(name: str) -> str:
+    """Return "checkpoint step-00000100"; a name, or a clause that begins with one, which says that word itself as it is."""
+    return name if name.lower().startswith("checkpoint") else f"checkpoint {name}"

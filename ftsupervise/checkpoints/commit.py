@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.checkpoints import block_lists
+from ftsupervise.checkpoints.contents import Contents, FileFacts, contents_of, leads_inside
 from ftsupervise.checkpoints.digest import (
     best_algorithm,
     hash_file,
@@ -26,12 +27,8 @@ from ftsupervise.checkpoints.layouts import recognise
 from ftsupervise.checkpoints.manifest import (
     FOLDER_NAME,
     CheckpointLayout,
-    Contents,
     FileEntry,
-    FileFacts,
     Manifest,
-    contents_of,
-    leads_inside,
     make_record_folder,
     read_manifest,
     root_of,

@@ -28,8 +28,9 @@ from math import prod
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from ftsupervise.checkpoints.contents import Contents, contents_of
 from ftsupervise.checkpoints.manifest import CheckpointLayout as Layout
-from ftsupervise.checkpoints.manifest import Contents, contents_of, read_manifest
+from ftsupervise.checkpoints.manifest import read_manifest
 from ftsupervise.host import files
 
 _METADATA = ".metadata"

@@ -20,16 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+from ftsupervise.checkpoints.contents import Contents, FileFacts
 from ftsupervise.checkpoints.digest import best_algorithm
-from ftsupervise.checkpoints.manifest import (
-    FOLDER_NAME,
-    Contents,
-    FileEntry,
-    FileFacts,
-    escaped,
-    make_record_folder,
-    unescaped,
-)
+from ftsupervise.checkpoints.manifest import FOLDER_NAME, FileEntry, escaped, make_record_folder, unescaped
 from ftsupervise.host import files
 from ftsupervise.rundir.records import Exact, read_record, write_json
 

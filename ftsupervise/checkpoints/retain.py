@@ -22,15 +22,9 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.checkpoints.contents import contents_of
 from ftsupervise.checkpoints.find import ONE_FILE, Found
-from ftsupervise.checkpoints.manifest import (
-    FOLDER_NAME,
-    CheckpointLayout,
-    contents_of,
-    loop_file,
-    records_beside,
-    root_of,
-)
+from ftsupervise.checkpoints.manifest import FOLDER_NAME, CheckpointLayout, loop_file, records_beside, root_of
 from ftsupervise.checkpoints.offload import being_copied
 from ftsupervise.checkpoints.restore import RESTORING
 from ftsupervise.host import files
@@ -466,7 +460,7 @@ def of_others(found: Collection[Found], run: Lineage | None) -> dict[str, str]:
 
 
 def _may_live(one: Attempt) -> bool:
-    return one.ended is None and (one.cause is None or one.cause.kind is CauseKind.UNKNOWN)
+    return one.ended is None and one.kind in (None, CauseKind.UNKNOWN)
 
 
 def _copied(folder: Path, now: float) -> dict[str, str]:

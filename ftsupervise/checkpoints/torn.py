@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.checkpoints.contents import Contents, contents_of
 from ftsupervise.checkpoints.find import ONE_FILE
 from ftsupervise.checkpoints.layouts import (
     NO_WEIGHTS,
@@ -31,7 +32,6 @@ from ftsupervise.checkpoints.layouts import (
     tracker_of,
 )
 from ftsupervise.checkpoints.manifest import CheckpointLayout as Layout
-from ftsupervise.checkpoints.manifest import Contents, contents_of
 from ftsupervise.checkpoints.written import Trusted, folders_below
 
 _RANDOM_STATES = "random_states_0.pkl"  # of accelerate: written last of what it saves by itself

@@ -15,20 +15,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.checkpoints.contents import Contents, contents_of, distrust_contents, distrust_folder
 from ftsupervise.checkpoints.digest import CannotJudge, Hashed, hash_file, hash_link, hasher, in_parallel, path_below
 from ftsupervise.checkpoints.layouts import Recognised, damaged_archive, is_archive, recognise, step_of
-from ftsupervise.checkpoints.manifest import (
-    CheckpointLayout,
-    Contents,
-    FileEntry,
-    Manifest,
-    ManifestHead,
-    contents_of,
-    distrust_contents,
-    distrust_folder,
-    read_manifest,
-    root_of,
-)
+from ftsupervise.checkpoints.manifest import CheckpointLayout, FileEntry, Manifest, ManifestHead, read_manifest, root_of
 from ftsupervise.rundir.lineage import Belongs, Lineage, belongs, whose
 from ftsupervise.rundir.records import EPOCH, time_of
 from ftsupervise.units import show_size

@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from ftsupervise.cli.checkpoint_answers import Patient, folders_of, look, must_answer, patience, patiently
-from ftsupervise.cli.checkpoints import (
-    checkpoints,
-    keep_if_written_over,
-    print_json,
-    refuse_held,
-    run_to_note,
-)
+from ftsupervise.cli.checkpoints import checkpoints, keep_if_written_over, print_json, refuse_held, run_to_note
 from ftsupervise.cli.names import RUN
 from ftsupervise.cli.output import JSON, for_programs, plain, say
 from ftsupervise.config.checkpoint_place import (
@@ -563,8 +557,8 @@ def _adopt(place: CheckpointPlace, progress: WorkProgress) -> None:
 
 def _calls_itself_complete(one: Found, place: CheckpointPlace) -> bool:
     """Return whether it is complete by its own sign, and has no manifest, or was written again since."""
+    from ftsupervise.checkpoints.contents import contents_of
     from ftsupervise.checkpoints.layouts import recognise
-    from ftsupervise.checkpoints.manifest import contents_of
     from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify, written_since
 
     if not one.committed:

@@ -134,15 +134,7 @@ def leave(group: str, run: str | None, as_json: bool) -> None:
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
-    from ftsupervise.config.find_run import find_run
-    from ftsupervise.replicas.options import let_leave
-
-    rundir = find_run(run)
-    said = let_leave(rundir, group)
-    if as_json:
-        answer(run=rundir.root.name, directory=rundir.root, group=group, asked_to="leave", words=said)
-    else:
-        say(said)
+    _ask_to("leave", group, run, as_json=as_json)
 
 
 @groups.command()
@@ -154,12 +146,16 @@ def join(group: str, run: str | None, as_json: bool) -> None:
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
+    _ask_to("join", group, run, as_json=as_json)
+
+
+def _ask_to(do: str, group: str, run: str | None, *, as_json: bool) -> None:
     from ftsupervise.config.find_run import find_run
-    from ftsupervise.replicas.options import let_join
+    from ftsupervise.replicas.options import let_join, let_leave
 
     rundir = find_run(run)
-    said = let_join(rundir, group)
+    said = {"leave": let_leave, "join": let_join}[do](rundir, group)
     if as_json:
-        answer(run=rundir.root.name, directory=rundir.root, group=group, asked_to="join", words=said)
+        answer(run=rundir.root.name, directory=rundir.root, group=group, asked_to=do, words=said)
     else:
         say(said)

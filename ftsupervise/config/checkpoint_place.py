@@ -131,9 +131,10 @@ def _is_checkpoint(folder: Path) -> bool:
     It is one by its manifest, its layout, or a step in its name where it holds no checkpoint of another step; or
     because nothing in it is a checkpoint.
     """
+    from ftsupervise.checkpoints.contents import contents_of
     from ftsupervise.checkpoints.find import checkpoints_in
     from ftsupervise.checkpoints.layouts import layout_of, says_step
-    from ftsupervise.checkpoints.manifest import CheckpointLayout, contents_of, manifest_of
+    from ftsupervise.checkpoints.manifest import CheckpointLayout, manifest_of
 
     if os.path.lexists(manifest_of(folder)):
         return True
@@ -151,8 +152,9 @@ def _is_another(one: Found, folder: Path) -> bool:
 
     It is one by its manifest, or by its layout and another step in its name.
     """
+    from ftsupervise.checkpoints.contents import contents_of
     from ftsupervise.checkpoints.layouts import layout_of, says_step, step_of
-    from ftsupervise.checkpoints.manifest import CheckpointLayout, contents_of
+    from ftsupervise.checkpoints.manifest import CheckpointLayout
 
     if one.committed or one.step == step_of(folder.name) or not says_step(one.path.name):
         return one.committed

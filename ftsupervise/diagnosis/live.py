@@ -131,7 +131,7 @@ def may_run(attempts: Sequence[Attempt], number: int | None) -> Attempt | None:
     last = attempts[-1] if attempts else None
     if last is None or last.ended is not None or number not in (None, last.number):
         return None
-    return None if last.cause is not None and last.cause.kind is CauseKind.LOST else last
+    return None if last.kind is CauseKind.LOST else last
 
 
 def owner_of(rundir: RunDir, number: int) -> int:

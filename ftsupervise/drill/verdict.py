@@ -67,7 +67,7 @@ class SeenAfter(NamedTuple):
     @property
     def detected(self) -> float | None:
         """Return the seconds until the ledger, a later attempt or, where it lived on, a message said that it was hit."""
-        lost = self.ended is not None and self.ended.cause is not None and self.ended.cause.kind in _UNRECORDED
+        lost = self.ended is not None and self.ended.kind in _UNRECORDED
         if self.ended is not None and self.ended.ended is not None and not lost:
             return _seconds(self.ended.ended, self.at)
         if self.back is not None:

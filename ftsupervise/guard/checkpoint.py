@@ -28,7 +28,8 @@ from ftsupervise.rundir.records import time_of
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.commit import Origin
-    from ftsupervise.checkpoints.manifest import FileEntry, FileFacts
+    from ftsupervise.checkpoints.contents import FileFacts
+    from ftsupervise.checkpoints.manifest import FileEntry
     from ftsupervise.guard.loaded_again import LoadedAgain, LoadedInPart
     from ftsupervise.guard.resume import Unread, Wanted
     from ftsupervise.rundir.lineage import Lineage
@@ -170,7 +171,7 @@ class Checkpoints:
 
     def _require_trusted(self) -> None:
         """Raise OSError where nothing in the folder would be believed at the next start."""
-        from ftsupervise.checkpoints.manifest import distrust_folder
+        from ftsupervise.checkpoints.contents import distrust_folder
         from ftsupervise.host.ownership import remedy
 
         owner = run_owner(self._place)
@@ -285,7 +286,8 @@ class Checkpoints:
     def _finish_beside(self, staged: Path, step: int | None, beat: Callable[[], object]) -> bool:
         """Leave the list of this rank for rank 0, which has seen its mark and waits. Raises OSError where rank 0 has not."""
         from ftsupervise.checkpoints import rank_lists
-        from ftsupervise.checkpoints.manifest import contents_of, read_head
+        from ftsupervise.checkpoints.contents import contents_of
+        from ftsupervise.checkpoints.manifest import read_head
         from ftsupervise.checkpoints.quarantine import set_aside
 
         try:
@@ -390,8 +392,9 @@ class Checkpoints:
             share,
             write_shared,
         )
+        from ftsupervise.checkpoints.contents import contents_of
         from ftsupervise.checkpoints.layouts import layout_of
-        from ftsupervise.checkpoints.manifest import FOLDER_NAME, contents_of, manifest_of, write_manifest
+        from ftsupervise.checkpoints.manifest import FOLDER_NAME, manifest_of, write_manifest
 
         contents = contents_of(staged)
         self._close(staged / path for path in (*contents.files, *contents.folders))

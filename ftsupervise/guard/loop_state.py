@@ -51,6 +51,7 @@ from ftsupervise.snapshots.state import (
     parse,
 )
 from ftsupervise.snapshots.wait import LARGE, Copies, Range
+from ftsupervise.units import checkpoint_words
 
 # Loaded by name, where the program itself has loaded the framework: the guard imports none, and starts without them.
 _INTEGRATIONS = {"torch": "ftsupervise.integrations.torch"}
@@ -834,7 +835,7 @@ class LoopCheckpoints:
     def _without(self, wanted: Wanted, newest: Path, why: str) -> Wanted:
         """Go on without a damaged one. Raises OSError where the other ranks cannot be told."""
         if self._place.rank == 0 or not self._tells:
-            self._voice.once(f"checkpoint {newest.name} is damaged: {why}; it is not loaded")
+            self._voice.once(f"{checkpoint_words(newest.name)} is damaged: {why}; it is not loaded")
         if not self._tells:
             set_damaged_aside(self._place, newest.name, why, self._voice)
             raise OSError(
@@ -851,7 +852,7 @@ class LoopCheckpoints:
             raise OSError(errno.EIO, f"{why}; the ranks cannot tell each other to take another; {todo}", str(newest))
         if self._looked != newest:
             self._looked = newest
-            self._voice.once(f"checkpoint {newest.name} cannot be read: {why}; it is read once more")
+            self._voice.once(f"{checkpoint_words(newest.name)} cannot be read: {why}; it is read once more")
             time.sleep(_READ_AGAIN)
             return wanted
         unread = Verdict(newest, CheckpointState.UNSEEN, (why,), step=step_of(newest.name), error=errno.EIO)
@@ -872,8 +873,8 @@ class LoopCheckpoints:
             loop.begin_other_streams(first.description, rank, world)
             if rank == 0:
                 self._voice.once(
-                    f"checkpoint {newest.name} was saved by {first.world} ranks, and {world} go on from it: random numbers and "
-                    "the place in the data are not exactly those of an undisturbed run"
+                    f"{checkpoint_words(newest.name)} was saved by {first.world} ranks, and {world} go on from it: random "
+                    "numbers and the place in the data are not exactly those of an undisturbed run"
                 )
         return first.step
 

@@ -19,9 +19,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.checkpoints.contents import distrust_folder
 from ftsupervise.checkpoints.divergence import GoBack, go_back
 from ftsupervise.checkpoints.find import Choice, Found, checkpoints_in, choose
-from ftsupervise.checkpoints.manifest import distrust_folder, manifest_of, read_head
+from ftsupervise.checkpoints.manifest import manifest_of, read_head
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.suspicion import Suspicion, suspect
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, Verdict
@@ -36,6 +37,7 @@ from ftsupervise.rundir.observing import Observes, tell_only
 from ftsupervise.rundir.paths import ENV_GUARD, RESUMED, RunDir
 from ftsupervise.rundir.records import read_record, write_json
 from ftsupervise.truth import BACK, GIVEN_UP, Resumed, SkippedBatches
+from ftsupervise.units import checkpoint_words
 
 # The checkpoint that an attempt goes on from when the loss of the one before was no number, or diverged.
 #
@@ -542,7 +544,7 @@ def _still_skipped(place: RankContext, step: int) -> tuple[SkippedBatches, ...]:
 
 def _tell_passed(choice: Choice, voice: Voice) -> None:
     for one in choice.passed:
-        voice.once(f"checkpoint {one.words()}; it is passed over")
+        voice.once(f"{checkpoint_words(one.words())}; it is passed over")
 
 
 def _set_aside(place: RankContext, name: str, why: str, voice: Voice) -> bool:
@@ -550,9 +552,9 @@ def _set_aside(place: RankContext, name: str, why: str, voice: Voice) -> bool:
     try:
         put = set_aside(place.checkpoints / name, why, datetime.now(timezone.utc), area=place.staging)
     except OSError as error:
-        voice.once(f"checkpoint {name} cannot be set aside ({error.strerror}); this attempt passes it over")
+        voice.once(f"{checkpoint_words(name)} cannot be set aside ({error.strerror}); this attempt passes it over")
         return False
-    voice.once(f"checkpoint {name} is set aside in {put.parent}: {why}")
+    voice.once(f"{checkpoint_words(name)} is set aside in {put.parent}: {why}")
     return True
 
 

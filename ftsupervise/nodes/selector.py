@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.config.supervisor import default
 from ftsupervise.host import bounded, files, processes
-from ftsupervise.model import Cause, CauseKind, Claim, End, Failure, FailureKind
+from ftsupervise.model import Attempt, Cause, CauseKind, Claim, Failure, FailureKind
 from ftsupervise.nodes import incidents
 from ftsupervise.nodes.judging import NodeJudge, margin, seen_on
 from ftsupervise.printable import printable
@@ -297,7 +297,7 @@ class NodeSelector:
             return found.short
         return Placement(command, nodes) if found.short else found
 
-    def next(self, ended: End, states: Mapping[str, str]) -> Placement | str:
+    def next(self, ended: Attempt, states: Mapping[str, str]) -> Placement | str:
         """Return where to start again, or why it cannot be done here. ``states``: node -> sinfo's word."""
         found = self._place(states, self.barred())
         if found.short:
@@ -325,11 +325,12 @@ class NodeSelector:
 
     # ---------------------------------------------------------------------------------------------------------- doing
 
-    def after(self, mine: Claim, ended: End, lost: Mapping[str, str]) -> None:
-        """Write down which nodes this failure speaks against, and judge all anew."""
+    def after(self, mine: Claim, ended: Attempt, gone: Collection[str], lost: Mapping[str, str]) -> None:
+        """Write down which nodes this failure speaks against, and judge all anew. ``gone``: those that Slurm's lines name."""
         log = mine.folder / "run.log"
-        self.failed_nodes |= frozenset(ended.gone)
-        found = [self._incident(mine, ended, known_as(node, self.names), *more) for node, *more in against(ended, lost)]
+        self.failed_nodes |= frozenset(gone)
+        blamed = against(ended, gone, lost)
+        found = [self._incident(ended, known_as(node, self.names), *more) for node, *more in blamed]
         known = self.judge.note(found, log)
         for one in found:
             nodes = seen_on(known.incidents, one)
@@ -380,22 +381,22 @@ class NodeSelector:
 
     # --------------------------------------------------------------------------------------------------------- inside
 
-    def _incident(self, mine: Claim, ended: End, node: str, kind: str, rank: str, evidence: str) -> incidents.Incident:
-        sign = ended.failure.words() if ended.failure else ""
-        name = self.name
-        return incidents.Incident(node, kind, _now(), name, self.job, mine.number, rank, sign, _host(), evidence[:300])
+    def _incident(self, ended: Attempt, node: str, kind: str, rank: str, evidence: str) -> incidents.Incident:
+        where = self.name, self.job, ended.number, rank
+        return incidents.Incident(node, kind, _now(), *where, ended.sign, _host(), evidence[:300])
 
 
-def against(ended: End, lost: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
+def against(ended: Attempt, gone: Iterable[str], lost: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
     """Return (node, kind of incident, rank, evidence) for each node that a failure speaks against; none for a program's
     own error.
 
-    ``lost``: node -> Slurm's word, for nodes that were lost under the attempt. Pure.
+    ``gone``: nodes that Slurm's lines say went away or took no task; ``lost``: node -> Slurm's word, for nodes that were lost
+    under the attempt. Pure.
     """
-    if ended.failure is None:
+    if ended.failure is None or ended.cause is None:
         return []
     found = [(node, "node", "", f"{node} is {state.rstrip('*')}") for node, state in lost.items()]
-    found += [(node, "launch", "", ended.cause.words()) for node in ended.gone if node not in lost]
+    found += [(node, "launch", "", ended.words) for node in gone if node not in lost]
     if found:
         return found
     kind = "hardware" if ended.hardware else speaks_of(ended.failure, ended.cause.first)
@@ -403,7 +404,7 @@ def against(ended: End, lost: Mapping[str, str]) -> list[tuple[str, str, str, st
     for one in ended.cause.first.at:
         if one.node and one.ranks:
             ranks.setdefault(one.node, []).append(one.ranks)
-    evidence = ended.hardware or ended.cause.words()
+    evidence = ended.hardware or ended.words
     return [(node, kind, ",".join(some), evidence) for node, some in ranks.items()] if kind else []
 
 

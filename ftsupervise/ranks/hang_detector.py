@@ -137,85 +137,70 @@ class _Mark(NamedTuple):
     runnable: int  # checks at which it was
 
 
-@dataclass(frozen=True)
-class _RunView:
-    """A summary of all rank states."""
-
-    progress: float  # when any rank last made progress
-    reported_until: float  # up to when all reporting ranks are known
-    step: int | None
-    phases: dict[str, int]  # number of ranks in each
-    active: tuple[RankState, ...]  # ranks that report and are meant to make steps
-    silent: int
-
-
-class Detector:
-    """One attempt's. ``look`` is to be called once a ``limits.period``."""
+class _RunPace:
+    """How the ranks of one attempt get on, as they report it: the last progress of any of them, and the gaps between two."""
 
     def __init__(self, limits: HangLimits, past: GapHistory) -> None:
         self.limits, self.past = limits, past
         self.seen_here: dict[str, int] = {}  # phase -> gaps seen in this attempt
-        self._progress: float | None = None
-        self._step: int | None = None
-        self._phase = ""
-        self._age = 0.0  # at the last check
-        self._late = 0.0  # seconds since the last progress in which we did not run
-        self._looked: float | None = None
-        self._stopped: dict[int, float] = {}  # rank -> since when it is in state T, without a break
-        self._before: Sequence[RankState] = ()  # all of them at the last check
-        self._marks: dict[int, _Mark] = {}
-        self._busy: dict[int, float] | None = None  # rank -> when it last used CPU; None before the first whole window
+        self.phase = ""
+        self.step: int | None = None
+        self.since = 0.0  # when any rank last made progress
+        self.known_to = 0.0  # up to when all reporting ranks are known
+        self.age = 0.0  # seconds without progress, as far as they are known and we ran
+        self.late = 0.0  # seconds since the last progress in which we did not run
+        self.active: tuple[RankState, ...] = ()  # ranks that report and are meant to make steps
+        self.silent = 0
+        self._counted_from: float | None = None  # the progress that the age is counted from: the clocks of nodes jitter
 
-    def look(self, now: float, states: Sequence[RankState], due: float | None = None) -> HangVerdict:
-        """Judge the run at monotonic ``now``; ``due``: when this check was planned (a period after the last)."""
-        if due is None:
-            due = now if self._looked is None else self._looked + self.limits.period
-        self._looked = now
-        late = now - due if now - due > 2 * self.limits.period else 0.0
-        view = _see(now, states)
-        self._late += late
-        if view is None:
-            self._stopped, self._before = {}, ()
-            return HangVerdict(HangState.FINE)
-        self._follow(view)
-        self._note_stopped_ranks(view.active)
-        if self._stopped and not view.silent:
-            return self._judge_stopped(view)
-        bound = self._bound(self._phase, view.step)
-        if view.silent:
-            bound = max(bound, self.limits.unknown)
-        left = bound - self._age if view.active else None
-        verdict = HangVerdict(HangState.FINE, self._phase, view.step, view.progress, self._age, bound, left=left)
-        if self._age < bound / 2 or not view.active:
-            self._marks, self._busy = {}, None
-            return verdict
-        self._watch(view.active, min(5.0, bound / 4))
-        return self._judge(verdict, view)
+    def follow(self, now: float, states: Sequence[RankState], late: float) -> bool:
+        """Take the reports of all ranks, ``late`` seconds after they were due; return False when no rank reports."""
+        self.late += late
+        progress, known_to, top = float("-inf"), now, None
+        phases: dict[str, int] = {}
+        active, silent = [], 0
+        for one in states:
+            progress = max(progress, one.stepped, one.beaten)
+            if one.step is not None and (top is None or one.step > top):
+                top = one.step
+            phase = one.phase
+            if now - one.seen > _REPORTED_WITHIN:
+                silent += 1
+                continue
+            known_to = min(known_to, one.seen)
+            if one.leaving or phase == FINISHED:
+                phase = _LEAVING
+            else:
+                active.append(one)
+            phases[phase] = phases.get(phase, 0) + 1
+        if not phases:
+            return False
+        self.since, self.known_to, self.active, self.silent = progress, known_to, tuple(active), silent
+        self._move_to(max(sorted(phases), key=lambda name: (self.bound(name, top), -phases[name])), top)
+        return True
 
-    # ---------------------------------------------------------------------------------------------------- learning
-
-    def _follow(self, view: _RunView) -> None:
+    def _move_to(self, phase: str, step: int | None) -> None:
         """Note whether there was progress since the last check, and how long it took."""
-        phase = max(sorted(view.phases), key=lambda name: (self._bound(name, view.step), -view.phases[name]))
-        before = self._progress
-        moved = before is None or view.progress > before + JITTER or view.step != self._step
+        before = self._counted_from
+        moved = before is None or self.since > before + JITTER or step != self.step
         if before is not None and moved:
-            self._learn(view.progress - before - self._late, _steps(self._step, view.step), phase != self._phase)
+            self._learn(self.since - before - self.late, _steps(self.step, step), phase != self.phase)
         if moved:
-            self._progress, self._late = view.progress, 0.0
-        self._phase, self._step = phase, view.step
-        self._age = max(0.0, view.reported_until - (self._progress or 0.0) - self._late)
+            self._counted_from, self.late = self.since, 0.0
+        self.phase, self.step = phase, step
+        self.age = max(0.0, self.known_to - (self._counted_from or 0.0) - self.late)
 
     def _learn(self, seconds: float, steps: int, left: bool) -> None:
         """Record the end of a gap. Several steps between two checks give two gaps: the age at the last check, and the mean."""
-        gap = seconds if steps <= 1 else max(self._age, seconds / steps)
-        gaps = self.past.phases.setdefault(self._phase, PhaseStats())
+        gap = seconds if steps <= 1 else max(self.age, seconds / steps)
+        gaps = self.past.phases.setdefault(self.phase, PhaseStats())
         gaps.largest = max(gaps.largest, gap)
         gaps.count += max(1, steps)
         gaps.visits += left
-        self.seen_here[self._phase] = self.seen_here.get(self._phase, 0) + max(1, steps)
+        self.seen_here[self.phase] = self.seen_here.get(self.phase, 0) + max(1, steps)
 
-    def _bound(self, phase: str, step: int | None) -> float:
+    def bound(self, phase: str, step: int | None) -> float:
+        """Return the seconds without progress at which this place hangs."""
         limits = self.limits
         again = self.past.times(phase, step)
         if phase == START:
@@ -227,6 +212,41 @@ class Detector:
         if self.seen_here.get(phase, 0) < _FIRST_GAPS:
             bound = max(bound, _SLOWER * limits.floor)
         return bound * again
+
+
+class Detector:
+    """One attempt's. ``look`` is to be called once a ``limits.period``."""
+
+    def __init__(self, limits: HangLimits, past: GapHistory) -> None:
+        self.limits, self.past, self.pace = limits, past, _RunPace(limits, past)
+        self._looked: float | None = None
+        self._stopped: dict[int, float] = {}  # rank -> since when it is in state T, without a break
+        self._before: Sequence[RankState] = ()  # all of them at the last check
+        self._marks: dict[int, _Mark] = {}
+        self._busy: dict[int, float] | None = None  # rank -> when it last used CPU; None before the first whole window
+
+    def look(self, now: float, states: Sequence[RankState], due: float | None = None) -> HangVerdict:
+        """Judge the run at monotonic ``now``; ``due``: when this check was planned (a period after the last)."""
+        if due is None:
+            due = now if self._looked is None else self._looked + self.limits.period
+        self._looked = now
+        pace = self.pace
+        if not pace.follow(now, states, now - due if now - due > 2 * self.limits.period else 0.0):
+            self._stopped, self._before = {}, ()
+            return HangVerdict(HangState.FINE)
+        self._note_stopped_ranks(pace.active)
+        verdict = HangVerdict(HangState.FINE, pace.phase, pace.step, pace.since, pace.age)
+        if self._stopped and not pace.silent:
+            return self._judge_stopped(verdict)
+        bound = pace.bound(pace.phase, pace.step)
+        if pace.silent:
+            bound = max(bound, self.limits.unknown)
+        verdict = verdict._replace(bound=bound, left=bound - pace.age if pace.active else None)
+        if pace.age < bound / 2 or not pace.active:
+            self._marks, self._busy = {}, None
+            return verdict
+        self._watch(pace.active, min(5.0, bound / 4))
+        return self._judge(verdict)
 
     # -------------------------------------------------------------------------------------------------- confirming
 
@@ -258,29 +278,26 @@ class Detector:
             self._marks = {}
             self._watch(active, window)
 
-    def _judge_stopped(self, view: _RunView) -> HangVerdict:
+    def _judge_stopped(self, so_far: HangVerdict) -> HangVerdict:
         """A stopped rank makes no progress in any phase, but it may be continued shortly."""
-        gaps = self.past.phases.get(self._phase, PhaseStats())
+        pace = self.pace
+        gaps = self.past.phases.get(pace.phase, PhaseStats())
         bound = max(_STOPPED * self.limits.floor, _FACTOR * gaps.largest)
-        stood = min(self._age, max(0.0, view.reported_until - min(self._stopped.values()) - self._late))
-        stopped = tuple(one for one in view.active if one.rank in self._stopped)
-        verdict = HangVerdict(
-            HangState.SUSPECT,
-            self._phase,
-            view.step,
-            view.progress,
-            self._age,
-            bound,
-            stopped,
-            Standstill.STOPPED,
-            sure=True,
-        )
+        stood = min(pace.age, max(0.0, pace.known_to - min(self._stopped.values()) - pace.late))
+        stopped = tuple(one for one in pace.active if one.rank in self._stopped)
         enough = min(_begin(bound), bound - _TAKES * min(1.0, bound))
-        return verdict._replace(health=HangState.HUNG if stood >= enough else HangState.SUSPECT, left=bound - stood)
+        return so_far._replace(
+            health=HangState.HUNG if stood >= enough else HangState.SUSPECT,
+            bound=bound,
+            outliers=stopped,
+            how=Standstill.STOPPED,
+            sure=True,
+            left=bound - stood,
+        )
 
-    def _judge(self, so_far: HangVerdict, view: _RunView) -> HangVerdict:
+    def _judge(self, so_far: HangVerdict) -> HangVerdict:
         verdict = so_far._replace(health=HangState.SUSPECT)
-        active = view.active
+        active = self.pace.active
         behind = _behind(active)
         stopped = tuple(one for one in active if one.state in ("T", "t"))  # (T: when some do not report)
         gone = tuple(one for one in active if one.state in ("X", "Z"))
@@ -291,7 +308,7 @@ class Detector:
         if self._busy is None:
             return verdict
         suspects = behind or active
-        rested = {rank for rank, at in self._busy.items() if view.reported_until - at >= _REST * so_far.bound}
+        rested = {rank for rank, at in self._busy.items() if self.pace.known_to - at >= _REST * so_far.bound}
         at_work = tuple(one for one in suspects if one.rank in self._busy and one.rank not in rested)
         if at_work:
             few = at_work if 2 * len(at_work) <= len(active) else ()
@@ -305,37 +322,15 @@ class Detector:
         )
 
     def _hung_after(self, verdict: HangVerdict, bound: float) -> HangVerdict:
-        hung = self._age >= _begin(bound)
+        hung = verdict.waited >= _begin(bound)
         return verdict._replace(
-            health=HangState.HUNG if hung else HangState.SUSPECT, bound=bound, left=bound - self._age
+            health=HangState.HUNG if hung else HangState.SUSPECT, bound=bound, left=bound - verdict.waited
         )
 
 
 def _begin(bound: float) -> float:
     """Return when to gather the evidence, in seconds after the last progress."""
     return bound - min(_LEAD * bound, _MOST_LEAD)
-
-
-def _see(now: float, states: Sequence[RankState]) -> _RunView | None:
-    """Summarise the rank states; None when no rank reports."""
-    progress, until, top = float("-inf"), now, None
-    phases: dict[str, int] = {}
-    active, silent = [], 0
-    for one in states:
-        progress = max(progress, one.stepped, one.beaten)
-        if one.step is not None and (top is None or one.step > top):
-            top = one.step
-        phase = one.phase
-        if now - one.seen > _REPORTED_WITHIN:
-            silent += 1
-            continue
-        until = min(until, one.seen)
-        if one.leaving or phase == FINISHED:
-            phase = _LEAVING
-        else:
-            active.append(one)
-        phases[phase] = phases.get(phase, 0) + 1
-    return _RunView(progress, until, top, phases, tuple(active), silent) if phases else None
 
 
 def _steps(before: int | None, after: int | None) -> int:

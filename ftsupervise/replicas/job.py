@@ -224,8 +224,7 @@ class RunOfGroups(ABC):
             self.look_after(group, over)
         if self.lighthouse is not None:
             self.lighthouse.follow({group.row.name: group.step_by(_now()) for group in self.groups})
-            self.pages.lighthouse_restarted, self.pages.liars = self.lighthouse.restarted, self.lighthouse.liars
-            self.pages.moved = self.lighthouse.moved if self.asked.apart else None
+            self.pages.hung.hear(self.lighthouse)
         self.pages.write(over)
         return self.exit_code(over)
 
@@ -482,6 +481,55 @@ class NodesSeen:
         return {one.name: one.score for one in read_and_judge(*of_run_dir(self._rundir), _now()).nodes}
 
 
+class HungGroups:
+    """The groups that hang and that their own supervisors cannot judge: by their nodes, the other groups, the lighthouse."""
+
+    def __init__(self, asked: GroupOptions, groups: Sequence[GroupProcess], nodes: NodesSeen) -> None:
+        self._asked, self._groups, self._nodes = asked, groups, nodes
+        self._restarted: float | None = None  # monotonic: the lighthouse
+        self._moved: datetime | None = None  # when the lighthouse began at another address
+        self._liars: Mapping[str, SuspectMember] = {}  # groups that report steps which no group can have made
+        # the attempt of each such start: the next one of its group has told nothing yet
+        self._accused = dict[str, int]()
+
+    def hear(self, lighthouse: GroupLighthouse) -> None:
+        self._restarted, self._liars = lighthouse.restarted, lighthouse.liars
+        self._moved = lighthouse.moved if self._asked.apart else None
+
+    def found(self) -> tuple[Hung, ...]:
+        """Name the groups that their own supervisors cannot judge: their node does not answer and is silent; they wait for a
+        quorum in which the others train without them; or they report steps that nobody has made, and the others wait until
+        they are gone."""
+        lost, found = self._nodes.lost(), list[Hung]()
+        for group in self._groups:
+            row = group.row
+            gone = [node for node in row.nodes if node in lost]
+            if not group.alive:
+                continue
+            if gone and (row.stalled is None or row.stalled >= _STILL):
+                found.append(Hung(row.name, row.attempt, f"{', '.join(gone)} does not answer"))
+            elif self._moved is not None and group.seen.newest is not None and group.seen.newest.started < self._moved:
+                found.append(Hung(row.name, row.attempt, "the lighthouse is at another address now"))
+            elif (lie := self._liars.get(row.name)) and self._accused.setdefault(
+                lie.replica, row.attempt
+            ) == row.attempt:
+                found.append(Hung(row.name, row.attempt, lie.words))
+            elif why := self._left_out(group):
+                found.append(Hung(row.name, row.attempt, why))
+        return tuple(found)
+
+    def _left_out(self, group: GroupProcess) -> str:
+        """Say why it is to be started again: torchft has lost its call for a quorum, as at a restart of the lighthouse."""
+        timeouts, stalled = self._asked.timeouts, group.row.stalled
+        if timeouts is None or stalled is None or stalled < timeouts.hang:
+            return ""
+        others = [one.row.stalled for one in self._groups if one is not group and one.alive]
+        if sum(1 for one in others if one is not None and one < timeouts.hang / 2) < self._asked.least:
+            return ""
+        after = self._restarted is not None and time.monotonic() - self._restarted < 2 * stalled
+        return f"the others train on without it{' since the lighthouse was restarted' if after else ''}"
+
+
 class GroupPages:
     """Writes the pages of one job's groups."""
 
@@ -499,18 +547,13 @@ class GroupPages:
         self._quorum, self._turn = QuorumPage(), OneAtATime[QuorumPage]()
         self._slow = ""
         self._begun: tuple[datetime, int | None] = (_now(), None)  # this job, and the first step of a group in it
-        self.lighthouse_restarted: float | None = None  # monotonic
-        self.moved: datetime | None = None  # when the lighthouse began at another address
-        self.liars: Mapping[str, SuspectMember] = {}  # groups that report steps which no group can have made
-        self._accused: dict[
-            str, int
-        ] = {}  # the attempt of each such start: the next one of its group has told nothing yet
+        self.hung = HungGroups(asked, groups, nodes)
 
     def write(self, over: str, *, last: bool = False) -> None:
         """``over``: why no group is started any more."""
         now, at = _now(), time.monotonic()
         why = self._below_the_least(over, now)
-        quorum = QuorumPage(now, bool(why), why, self._hung())
+        quorum = QuorumPage(now, bool(why), why, self.hung.found())
         same = quorum._replace(at=self._quorum.at) == self._quorum
         if same and not last and at < self._written + _EVERY:
             return
@@ -570,39 +613,6 @@ class GroupPages:
             self.below = now
             self._say(why)
         return why
-
-    def _hung(self) -> tuple[Hung, ...]:
-        """Name the groups that their own supervisors cannot judge: their node does not answer and is silent; they wait for a
-        quorum in which the others train without them; or they report steps that nobody has made, and the others wait until
-        they are gone."""
-        lost, found = self._nodes.lost(), list[Hung]()
-        for group in self._groups:
-            row = group.row
-            gone = [node for node in row.nodes if node in lost]
-            if not group.alive:
-                continue
-            if gone and (row.stalled is None or row.stalled >= _STILL):
-                found.append(Hung(row.name, row.attempt, f"{', '.join(gone)} does not answer"))
-            elif self.moved is not None and group.seen.newest is not None and group.seen.newest.started < self.moved:
-                found.append(Hung(row.name, row.attempt, "the lighthouse is at another address now"))
-            elif (lie := self.liars.get(row.name)) and self._accused.setdefault(
-                lie.replica, row.attempt
-            ) == row.attempt:
-                found.append(Hung(row.name, row.attempt, lie.words))
-            elif why := self._left_out(group):
-                found.append(Hung(row.name, row.attempt, why))
-        return tuple(found)
-
-    def _left_out(self, group: GroupProcess) -> str:
-        """Say why it is to be started again: torchft has lost its call for a quorum, as at a restart of the lighthouse."""
-        timeouts, stalled = self._asked.timeouts, group.row.stalled
-        if timeouts is None or stalled is None or stalled < timeouts.hang:
-            return ""
-        others = [one.row.stalled for one in self._groups if one is not group and one.alive]
-        if sum(1 for one in others if one is not None and one < timeouts.hang / 2) < self._asked.least:
-            return ""
-        after = self.lighthouse_restarted is not None and time.monotonic() - self.lighthouse_restarted < 2 * stalled
-        return f"the others train on without it{' since the lighthouse was restarted' if after else ''}"
 
     def _table(self, now: datetime) -> GroupTable:
         rows = tuple(group.row for group in self._groups)

@@ -211,7 +211,7 @@ def account(
             stretches.append(Stretch(parts[-1][0], at, end, one.number))
         cuts += _cuts(one, begins[index], end, highest, marks)
         highest = max((step for step in (highest, one.last_step) if step is not None), default=None)
-        if last and one.cause is not None and one.cause.kind is CauseKind.FINISHED and one.ended is not None:
+        if last and one.kind is CauseKind.FINISHED and one.ended is not None:
             until = end
         elif last:
             stretches.append(Stretch(Spent.UNKNOWN if one.ended is None and not running else afterwards, end, until))
@@ -257,10 +257,10 @@ def _parts(one: Attempt, length: float, highest: int | None, *, running: bool) -
     failed = one.failure is not None or (one.ended is None and not running)
     tail = Spent.DETECT if failed else Spent.RESTART
     if one.first_step is None or one.last_step is None or one.ready is None:
-        if one.cause is not None and one.cause.kind in _NOT_STARTED:
+        if one.kind in _NOT_STARTED:
             return [(Spent.RESTART, length)]
         if one.worked is None:
-            stood = min(length, one.cause.waited) if one.cause is not None and one.cause.kind is CauseKind.HANG else 0.0
+            stood = min(length, one.cause.waited) if one.cause is not None and one.kind is CauseKind.HANG else 0.0
             before = [(Spent.UNKNOWN, length - stood)] if length - stood >= 1 or not stood else []
             return [*before, (Spent.DETECT, stood)] if stood else before
         alive = length if running else _clip(one.worked, 0.0, length)
@@ -302,11 +302,9 @@ def _between(
         yield Stretch(held, end, launched)
         yield Stretch(Spent.QUEUE, launched, begin)
         return
-    by_a_person = one.cause is not None and one.cause.kind in _BY_A_PERSON
-    if by_a_person and one.cause is not None and one.cause.kind in _BY_SIGTERM:
-        by_a_person = not _of_one_launch(
-            one, after, launches
-        )  # else the next member waited for it in the queue all the time
+    by_a_person = one.kind in _BY_A_PERSON
+    if by_a_person and one.kind in _BY_SIGTERM:  # else the next member waited for it in the queue all the time
+        by_a_person = not _of_one_launch(one, after, launches)
     yield Stretch(held if one.braked or by_a_person else Spent.QUEUE, end, begin)
 
 

@@ -167,7 +167,7 @@ def attempts_of(seen: Status) -> tuple[Attempt, ...]:
     runs, last = runs_now(seen), len(seen.attempts) - 1
     found = []
     for index, one in enumerate(seen.attempts):
-        if one.ended is None and one.cause is not None and one.cause.kind is CauseKind.UNKNOWN:
+        if one.ended is None and one.kind is CauseKind.UNKNOWN:
             if runs and index == last:
                 one = one._replace(cause=None)
             elif not one.stop_signal and (index < last or seen.verdict != "UNKNOWN"):

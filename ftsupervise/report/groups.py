@@ -133,7 +133,7 @@ def _faults(rundir: RunDir) -> Iterator[GroupFault]:
         try:
             newest = max(ledger.numbers(group), default=0)
             for one in ledger.backwards(group, first=max(1, newest - _EACH)):
-                moved = one.cause is not None and one.cause.kind is CauseKind.MOVED
+                moved = one.kind is CauseKind.MOVED
                 if (one.failure is not None or moved) and one.ended is not None:
                     yield GroupFault(name, one.number, one.ended, one.why(), one.then, one.last_step, one.nodes)
         except OSError:

@@ -67,10 +67,7 @@ def _lines(report: ReportFacts) -> Iterator[str]:
     yield from _nodes(report)
     yield from _alerts(report)
     rows_of_plan = [(plain(one.what), plain(one.plan), plain(one.actual)) for one in plan_rows(report)]
-    if rows_of_plan:
-        yield "## Plan and actual"
-        yield ""
-        yield from table(("", "planned, or usual", "actual"), rows_of_plan)
+    yield from section("Plan and actual", ("", "planned, or usual", "actual"), rows_of_plan)
     if report.detail.tracker is not None:
         yield f"Its page in {plain(report.detail.tracker.kind)}: <{report.detail.tracker.url}>"
         yield ""
@@ -171,39 +168,39 @@ def _observed(report: ReportFacts) -> Iterator[str]:
 
 
 def _stalls(report: ReportFacts) -> Iterator[str]:
-    rows = stall_rows(report.detail.groups)[:_ROWS]
-    if rows:
-        yield "## Stalls of the replica groups"
-        yield ""
-        cells = ((stamp(one.at), one.stall, plain(one.lost), one.steps, one.back) for one in rows)
-        yield from table(("when", "stall", "group", "steps lost", "back"), cells)
+    cells = [
+        (stamp(one.at), one.stall, plain(one.lost), one.steps, one.back)
+        for one in stall_rows(report.detail.groups)[:_ROWS]
+    ]
+    return section("Stalls of the replica groups", ("when", "stall", "group", "steps lost", "back"), cells)
 
 
 def _nodes(report: ReportFacts) -> Iterator[str]:
     rows = [row for row in report.nodes.rows if isinstance(row, NodeRow)][:_ROWS]
-    if rows:
-        yield "## Nodes with a history"
-        yield ""
-        cells = ((plain(one.name), one.state, f"{one.score:.2f}", str(one.faults), plain(one.why)) for one in rows)
-        yield from table(("node", "state", "score", "faults here", "why"), cells)
+    cells = [(plain(one.name), one.state, f"{one.score:.2f}", str(one.faults), plain(one.why)) for one in rows]
+    return section("Nodes with a history", ("node", "state", "score", "faults here", "why"), cells)
 
 
 def _alerts(report: ReportFacts) -> Iterator[str]:
-    rows = [row for row in report.alerts.rows if isinstance(row, AlertRow)][:_ROWS]
-    if rows:
-        yield "## Alerts"
-        yield ""
-        cells = (
-            (
-                stamp(one.at),
-                one.word,
-                f"{plain(one.name)}: {plain(one.summary)}",
-                plain(summary.steps_words(one)),
-                plain(", ".join(one.told)),
-            )
-            for one in rows
+    cells = [
+        (
+            stamp(one.at),
+            one.word,
+            f"{plain(one.name)}: {plain(one.summary)}",
+            plain(summary.steps_words(one)),
+            plain(", ".join(one.told)),
         )
-        yield from table(("since", "state", "alert", "messages", "notified"), cells)
+        for one in [row for row in report.alerts.rows if isinstance(row, AlertRow)][:_ROWS]
+    ]
+    return section("Alerts", ("since", "state", "alert", "messages", "notified"), cells)
+
+
+def section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A table under its title; nothing where it has no row."""
+    if rows:
+        yield f"## {title}"
+        yield ""
+        yield from table(head, rows)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

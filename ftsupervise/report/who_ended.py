@@ -22,7 +22,7 @@ _ENDS = (CauseKind.CANCELLED, CauseKind.LOST)  # of which the accounting may kno
 def with_ends(runs: Sequence[RunReading], env: Mapping[str, str]) -> list[RunReading]:
     """Return ``runs``, their attempts with what Slurm's accounting knows of those that were asked to stop, or left no record.
     One question for all, and none where no attempt ended so."""
-    if not any(one.cause is not None and one.cause.kind in _ENDS for run in runs for one in run.attempts[-_ASKED:]):
+    if not any(one.kind in _ENDS for run in runs for one in run.attempts[-_ASKED:]):
         return list(runs)
     from ftsupervise.scheduler.accounting import how_they_ended, may_be_known
 

@@ -23,7 +23,7 @@ from ftsupervise.host import bounded, processes
 from ftsupervise.host.in_time import Every, in_time
 from ftsupervise.host.signals import SignalQueue
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
-from ftsupervise.model import GUARD, Cause, CauseKind, Claim, End, Failure, FailureKind
+from ftsupervise.model import GUARD, Attempt, Cause, CauseKind, Claim, Failure, FailureKind
 from ftsupervise.nodes.selector import NodeSelector, Placement, calls_srun, text_of
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
@@ -36,6 +36,7 @@ from ftsupervise.replicas.member import QuorumWatcher, wait_for_lighthouse
 from ftsupervise.replicas.record import lighthouse_address
 from ftsupervise.run import Options, fencing, gate, rendezvous, start_over
 from ftsupervise.run.command import RunningCommand
+from ftsupervise.run.deaths import EndSigns
 from ftsupervise.run.decide import NextAction, RestartDecision, Situation
 from ftsupervise.run.exit_analysis import CommandSpec, Ours, RanksKilled, with_lost_nodes
 from ftsupervise.run.fencing import OrphanReaper
@@ -409,6 +410,9 @@ class Services:
     observes: Observes
 
 
+NOT_BEGUN = ledger.over(0, Cause(CauseKind.UNKNOWN), datetime.fromtimestamp(0, timezone.utc))
+
+
 class RunProgress(NamedTuple):
     """The progress of the job. It is replaced, never changed."""
 
@@ -417,7 +421,8 @@ class RunProgress(NamedTuple):
     foreign: frozenset[str]  # steps that are not ours, and steps that do not end
     claim: Claim = Claim(0, Path())  # 0: none yet
     fence: fencing.FenceToken | None = None  # the staging areas of the running attempt
-    ended: End = End(Cause(CauseKind.UNKNOWN))  # the last attempt
+    ended: Attempt = NOT_BEGUN  # the last attempt
+    signs: EndSigns = EndSigns()  # at its end
     verdict: RestartDecision = RestartDecision(NextAction.LEAVE, "")  # on it
     node_states: Mapping[str, str] = {}  # as of the last failure
     situation: Situation | None = None  # in which it was decided
@@ -464,8 +469,8 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
         why = "asked to stop before it was started"
     if why := why or gate.another_place(rundir, mine.folder, to.options.launched):
         tell(log, why)
-        unstarted = End(Cause(CauseKind.NOT_STARTED, text=why))
-        to.pending.end(mine.folder, ledger.as_attempt(mine, unstarted, datetime.now(timezone.utc), "left"))
+        unstarted = not_started(mine, why)
+        to.pending.end(mine.folder, unstarted._replace(then="left"))
     return now, not why
 
 
@@ -515,7 +520,7 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     mine, log = now.claim, now.claim.folder / "run.log"
     added = start_over.resumption(place_of(to, mine.number), to.options.resume, mine.number)
     if added.refused:
-        return now._replace(ended=_refused(mine, added.refused), code=GIVEN_UP)
+        return now._replace(ended=_refused(mine, added.refused), signs=EndSigns(), code=GIVEN_UP)
     away = frozenset(node for node, state in now.node_states.items() if is_away(state))
     shared = to.agents.begin(mine.number, log, away)
     to.nodes.tell_standing(log)
@@ -534,11 +539,11 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     env.update(to.snapshots.begin(mine, in_order, log))
     with _followed(to, now, one):
         try:
-            ended = one.run_to_end(env)
+            ended, signs = one.run_to_end(env)
         finally:
             waits = quorum.seen().waits
             quorum.close()
-    return _after(to, now, ended, waits=waits)
+    return _after(to, now._replace(signs=signs), ended, waits=waits)
 
 
 def _used(to: Services, now: RunProgress) -> tuple[str, ...]:
@@ -611,19 +616,19 @@ def _followed(to: Services, now: RunProgress, one: RunningCommand) -> Iterator[N
             to.nodes.waited_for(mine, slow)
 
 
-def _after(to: Services, now: RunProgress, ended: End, *, waits: bool) -> RunProgress:
+def _after(to: Services, now: RunProgress, ended: Attempt, *, waits: bool) -> RunProgress:
     """Clean up after the command, and complete how it ended: lost nodes, and steps that do not end. ``waits``: its group waited
     for others at its end."""
     mine = now.claim
     to.snapshots.ended(ended, to.agents.table.newest())
     to.reaper.set_attempt(None)
-    to.warm.ended(stepped=ended.reached.last is not None, fault=_may_come_of_its_start(ended) and not waits)
+    to.warm.ended(stepped=ended.last_step is not None, fault=_may_come_of_its_start(ended) and not waits)
     lost: dict[str, str] = {}
-    if ended.failure is not None or _may_have_lost_all(to, ended):
+    if ended.failure is not None or _may_have_lost_all(to, ended, now.signs):
         now, lost = _look_for_lost_nodes(to, now)
     ended = with_lost_nodes(ended, lost)
     if ended.failure is not None:
-        to.nodes.after(mine, ended, lost)
+        to.nodes.after(mine, ended, now.signs.gone, lost)
         take_afterwards(to.agents.ask_in_passing, to.agents.answering(), to.allocation.shown, mine.folder)
     left = to.allocation.end_steps(now.foreign, to.options.rundir.attempts)
     if left:  # srun may have ended before its ranks on other nodes: they end before anything else begins
@@ -633,16 +638,21 @@ def _after(to: Services, now: RunProgress, ended: End, *, waits: bool) -> RunPro
         ended = ended._replace(note="; ".join(filter(None, (ended.note, words))))
     if ended.failure is not None and not lost:
         to.snapshots.ask_ahead()
-    return now._replace(ended=ended, code=ended.code)
+    return now._replace(ended=ended, code=ended.exit_code or 0)
 
 
-def _refused(mine: Claim, why: str) -> End:
-    """Return the end of an attempt whose command was not started: it would begin anew over what it has saved."""
+def not_started(mine: Claim, why: str) -> Attempt:
+    return ledger.over(mine.number, Cause(CauseKind.NOT_STARTED, text=why), datetime.now(timezone.utc))
+
+
+def _refused(mine: Claim, why: str) -> Attempt:
+    """Return an attempt whose command was not started: it would begin anew over what it has saved."""
     try:
         write_page(mine.folder, Resumed(at=datetime.now(timezone.utc), refused=why))
     except OSError:  # it counts as a failure then, and the brake comes on later
         pass
-    return End(Cause(CauseKind.NOT_STARTED, text=why), Failure(FailureKind.GIVEN_UP, "cannot go on"), GIVEN_UP)
+    failure = Failure(FailureKind.GIVEN_UP, "cannot go on")
+    return not_started(mine, why)._replace(failure=failure, exit_code=GIVEN_UP)
 
 
 def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:
@@ -714,7 +724,7 @@ def _follower(to: Services, now: RunProgress) -> LogFollower:
     say = partial(tell, mine.folder / "run.log")
     asked = (options.heartbeat_log, options.heartbeat_file)
     everywhere = to.agents.life if to.allocation.elsewhere else None
-    guarded = now.ended.reached.source == GUARD
+    guarded = now.ended.source == GUARD
     return LogFollower(*asked, options.rundir, mine.number, area, say, everywhere=everywhere, guarded=guarded)
 
 
@@ -746,18 +756,18 @@ def _on_hang(options: Options, one: RunningCommand, restarts: int, observes: Cal
     return OnHang(does, one.monitor.hangs_at)
 
 
-def _may_come_of_its_start(ended: End) -> bool:
+def _may_come_of_its_start(ended: Attempt) -> bool:
     """Tell whether the way it was started may be at fault where it made no step. What was killed from outside says nothing."""
-    failure = ended.failure
-    from_outside = ended.cause.first.kind is CauseKind.SIGNAL and ended.cause.first.killed_by == signal.SIGKILL
+    failure, first = ended.failure, ended.cause.first if ended.cause is not None else None
+    from_outside = first is not None and first.kind is CauseKind.SIGNAL and first.killed_by == signal.SIGKILL
     return failure is not None and failure.kind is not FailureKind.NODE and not from_outside
 
 
-def _may_have_lost_all(to: Services, ended: End) -> bool:
+def _may_have_lost_all(to: Services, ended: Attempt, signs: EndSigns) -> bool:
     """Return whether a replica group may have lost all its nodes: its srun without any node left ends with 0, like one
     that is done.
     """
-    by_itself = ended.cause.kind is CauseKind.EXIT and not ended.stop_signal and not ended.warned
+    by_itself = ended.kind is CauseKind.EXIT and not signs.stop_signal and not signs.warned
     return to.options.rundir.whole is not None and to.allocation.elsewhere and by_itself
 
 

@@ -12,243 +12,42 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
-from pathlib import Path
-from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from ftsupervise.host import bounded, front, processes
 from ftsupervise.host.begin import begin
 from ftsupervise.host.in_time import in_time
-from ftsupervise.host.memory import OomKillCounter
 from ftsupervise.host.signals import STOP
-from ftsupervise.hostlist import expand_counts, expand_hostlist
-from ftsupervise.model import Cause, CauseKind, End, Reached
+from ftsupervise.model import Attempt, Cause, CauseKind, Reached
 from ftsupervise.ranks.hang_monitor import HangMonitor, cause_of
-from ftsupervise.ranks.protocol import RankExit
-from ftsupervise.ranks.rank_table import first_failure
-from ftsupervise.ranks.rpc import tasks_of
-from ftsupervise.run import exit_analysis
-from ftsupervise.run.exit_analysis import (
-    CommandSpec,
-    First,
-    Ours,
-    RanksKilled,
-    after_the_warning,
-    cause,
-    command_end,
-    failure,
-    first_event,
-)
+from ftsupervise.run.deaths import LISTEN, READ, DeathsSeen, EndSigns
+from ftsupervise.run.exit_analysis import CommandSpec, RanksKilled
 from ftsupervise.run.fencing import RunDirWatcher
 from ftsupervise.run.job_end import Announcement
 from ftsupervise.run.left_alone import LeftAlone
 from ftsupervise.run.progress_pages import seen_by
 from ftsupervise.run.states import AttemptEvent, AttemptProgress, AttemptState, OpenWarning
 from ftsupervise.rundir.ledger import reached
-from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ERROR_FILE, shown, tell, warn
+from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, shown, tell, warn
 from ftsupervise.rundir.progress import read_progress
-from ftsupervise.scheduler.parse import is_away
 from ftsupervise.truth import HANG, RANKS
 from ftsupervise.units import signal_name
-
-# Has confirmed what the output says of our ranks and nodes, before anything is ended for it: output is a hint.
-#
-# ``srun: error: node-1: task 3: Exited with exit code 1`` may be of an evaluation with an srun of its own, or quoted from a
-# log. So the node is asked at once which tasks of ours live there, and Slurm what it thinks of a node that is said to be lost.
-# This is done in a thread: an agent that does not answer delays nothing. What nobody confirms ends nothing, and srun itself
-# ends soon where it is true.
-#
-# | a line about | is believed when |
-# |---|---|
-# | a task of a node | fewer of our tasks live or have ended in order on that node than our step has there, and not that one |
-# | a node that accepted no task | none of our tasks lives there, and our step should have some |
-# | a lost node | Slurm says so, or its slurmd does not answer |
-
-_AGAIN = 0.2  # seconds between two questions about a line that nobody could say anything about
-_PAUSE = 0.5  # seconds after a line that was found untrue: others may print thousands
-_LONGEST = 30.0  # seconds in which a line is asked about; srun ends by itself meanwhile
-_PATIENCE = 1.0  # seconds for the agents' answer
-_OTHERS = 2  # more nodes that are asked, because the one that is named may have no task any more
-_MOST = 200  # lines that wait to be confirmed
-
-
-class LivingTask(NamedTuple):
-    """A task of an srun, with the layout of its step."""
-
-    step: str
-    rank: int
-    nodes: str
-    tasks: str
-
-    @property
-    def number(self) -> int:
-        """Return the step's number: steps within a step come later than it."""
-        return int(self.step.rpartition(".")[2])
-
-
-def read_tasks(text: str) -> list[LivingTask]:
-    """Parse the answer to "tasks". What is no number there is left out."""
-    found = []
-    for words in (line.split() for line in text.splitlines()):
-        if len(words) == 4 and words[1].isdigit() and words[0].rpartition(".")[2].isdigit():
-            found.append(LivingTask(words[0], int(words[1]), words[2], words[3]))
-    return found
-
-
-def tasks_on(layout: LivingTask) -> dict[str, int]:
-    """Return node -> how many tasks the step has there; {} where that is unknown."""
-    try:
-        return dict(zip(expand_hostlist(layout.nodes), expand_counts(layout.tasks), strict=True))
-    except ValueError:
-        return {}
-
-
-class HintChecker:
-    """The lines about our ranks, of one attempt, and which of them are true."""
-
-    def __init__(
-        self,
-        ours: Ours,
-        folder: Path,
-        here: str,
-        ask: Callable[[Mapping[str, str], float], dict[str, str]],
-        states: Callable[[], Mapping[str, str]],
-        wake: Callable[[], None],
-        exits: Callable[[], Iterable[RankExit]] = tuple,
-    ) -> None:
-        """``here``: our own node, whose processes we see ourselves; ``ask``: those of the others, of their agents; ``states``:
-        of the nodes, by Slurm; ``exits``: the ranks whose ends the agents have seen."""
-        self.ours = ours._replace(lost=frozenset())
-        self._folder, self._here, self._ask, self._states, self._wake = folder, here, ask, states, wake
-        self._exits = exits
-        self._layout: LivingTask | None = (
-            None  # of our step, which has the lowest number of all that carry the attempt's mark
-        )
-        self._waiting: list[tuple[Cause, int, float]] = []  # what was said, where in the output, since when it is known
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._over = threading.Event()
-        self.confirmed: Cause | None = None
-        self.settled = 0  # what was said before this place of the output is not true
-
-    def take(self, said: Iterable[Cause], at: int) -> None:
-        """Begin to find out whether it is true; ``at``: how far the output was read."""
-        new = [(cause, at, monotonic()) for cause in said]
-        if not new or self.confirmed is not None:
-            return
-        with self._lock:
-            self._waiting = [*self._waiting, *new][-_MOST:]
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._check_all, name="confirm", daemon=True)
-                self._thread.start()
-
-    def close(self) -> None:
-        self._over.set()
-
-    def _check_all(self) -> None:
-        pause = 0.0
-        while not self._over.wait(pause):
-            with self._lock:
-                asked, self._waiting = self._waiting, []
-                if not asked:
-                    self._thread = None
-                    return
-            now, unknown = monotonic(), []
-            answers = self._tasks([cause.at[0].node for cause, _, _ in asked])
-            states = self._states() if any(cause.kind is CauseKind.NODE for cause, _, _ in asked) else {}
-            for one in asked:
-                true = self._is_true(one[0], answers, states)
-                if true:
-                    self.confirmed = one[0]
-                    self._wake()
-                    return
-                if true is None and now - one[2] < _LONGEST:
-                    unknown.append(one)
-            with self._lock:
-                self._waiting = [*unknown, *self._waiting][-_MOST:]
-                if not unknown:
-                    self.settled = max(self.settled, *(at for _, at, _ in asked))
-            pause = _AGAIN if unknown else _PAUSE
-
-    def _tasks(self, named: Sequence[str]) -> dict[str, list[LivingTask]]:
-        """Return node -> our living tasks there, of the nodes that have answered."""
-        mine = sorted(self.ours.nodes or ())
-        nodes = {one for name in named for one in (name, name.partition(".")[0]) if one in mine}
-        more = [node for node in (self._here, *mine) if node in mine and node not in nodes][:_OTHERS]
-        asked = [*nodes, *(() if self._layout is not None else more)]
-        found = {node: tasks_of(str(self._folder), node) for node in asked if node == self._here}
-        others = {node: f"tasks {self._folder}" for node in asked if node != self._here}
-        found.update(self._ask(others, _PATIENCE) if others else {})
-        tasks = {node: [one for one in read_tasks(text) if self.ours.has_step(one.step.partition(".")[0])]
-                 for node, text in found.items()}  # fmt: skip
-        for one in (one for living in tasks.values() for one in living):
-            if self._layout is None or one.number < self._layout.number:
-                self._layout = one
-                self.ours = self.ours._replace(step=one.step, began=True)
-        return tasks
-
-    def _is_true(
-        self, said: Cause, answers: Mapping[str, Sequence[LivingTask]], states: Mapping[str, str]
-    ) -> bool | None:
-        """Return whether what was said is true; None while that cannot be known."""
-        node = said.at[0].node
-        if said.kind is CauseKind.NODE:
-            lost = is_away(states.get(node, "")) if states else None
-            if lost:
-                self.ours = self.ours._replace(lost=(self.ours.lost or frozenset()) | {node})
-            return lost
-        node = node if node in answers else node.partition(".")[0]
-        if node not in answers or self._layout is None:
-            return None
-        living = {one.rank for one in answers[node] if one.step == self._layout.step}
-        should = tasks_on(self._layout).get(node)
-        if should is None:
-            return False if living else None
-        if said.kind is CauseKind.LAUNCH:
-            return should > 0 and not living
-        # the first ranks have left while another still evaluates, with an srun that may fail
-        well = {
-            one.rank for one in self._exits() if one.in_order and one.node.partition(".")[0] == node.partition(".")[0]
-        }
-        return len(living | well) < should and not (living | well) & _ranks(said.at[0].ranks)
-
-
-def _ranks(text: str) -> set[int]:
-    """Return the numbers in Slurm's "0-2,5"."""
-    found: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if first.isdigit() and (not last or last.isdigit()) and int(last or first) - int(first) < 1_000_000:
-            found.update(range(int(first), int(last or first) + 1))
-    return found
-
-
-# ------------------------------------------------------------------------------------------
-
 
 _BEGINS = 5.0  # seconds for the command to begin; after that it is followed all the same, and may be ended
 _STRAGGLERS = 5.0  # seconds for processes that the command left running, when we were not asked to stop
 _RANKS_GONE = 2.0  # seconds for srun to notice that all its ranks were killed
 _SRUN_GONE = 0.3  # the same when not all of them can be reached
 _UNKILLABLE = 5.0  # seconds a process may take to die of SIGKILL before it is left behind
-_NEAR_END = 60.0  # Slurm's limit loop is up to this early or late
-_LISTEN = 0.1  # seconds between two reads of srun's output; the agents report deaths at once
 _VICTIMS = 0.03  # seconds for the other ranks after the first death: to report an error, not to save
 _WRITE = 0.25  # seconds for a page while ranks run: its disk may hang, and a signal for them may be next
-_WORD = 0.2  # seconds for an agent's word on a rank that srun says has ended by itself
-_SILENT = 1.5  # intervals of an agent without a word, after which it has fallen silent
-_READ = 1.0  # seconds for what was printed before we ended any rank
 # seconds that the warning waits for ranks that do not catch it yet, or a quarter of the time before the end
 _STARTS = 60.0
 _LOOK = 2.0  # seconds between two looks at those
 _TWICE = 0.5  # seconds: a second interrupt that comes sooner is the first one, for our whole process group
 _KILL_WAIT = 0.5  # seconds for Slurm to say how long it waits
 _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that did not stop when asked
-
-
 _ON = (AttemptState.RUNNING, AttemptState.WARNED)  # the command is not being ended
 
 
@@ -260,24 +59,18 @@ class RunningCommand:
         self.now = AttemptProgress()
         self.monitor = monitor  # None: hangs are not detected
         self.left = LeftAlone(asked.observes, asked.mine.folder, self.say)
-        self.crashes: list[RankExit] = []  # of ranks, as their nodes reported
-        self.death: RankExit | None = None  # of the rank that failed first
+        self.deaths = DeathsSeen(asked)
         self.pid = 0
         # the batch script started them before it became us, or they are no part of the command
         there, warm = processes.below(os.getpid()), asked.warm.tree()
         self.others = {pid: start for pid in there if pid not in warm and (start := processes.identity(pid))}
-        self.touched: float | None = None  # monotonic: since when we may have caused any death
         self.left_behind: list[int] = []
-        self.died_at: float | None = None  # when we first saw that it is over; None: it was not started
-        self.output = exit_analysis.Output()
-        self.hints: HintChecker | None = None
-        self.kills = OomKillCounter()
         self.watcher: RunDirWatcher | None = None
 
     # ------------------------------------------------------------------------------------------------- its life
 
-    def run_to_end(self, env: dict[str, str]) -> End:
-        """Run the command from start to end."""
+    def run_to_end(self, env: dict[str, str]) -> tuple[Attempt, EndSigns]:
+        """Run the command from start to end; return the attempt as it is then."""
         do = {
             AttemptState.RUNNING: self._wait,
             AttemptState.WARNED: self._wait,
@@ -287,16 +80,15 @@ class RunningCommand:
             AttemptState.KILLING: self._kill,
             AttemptState.CLEARING: self._clear_away,
         }
-        began, started = time.time(), time.monotonic()
+        started = time.monotonic()
         self._start(env)
         while self.now.state is not AttemptState.ENDED:
             do[self.now.state]()
         if self.watcher is not None:
             self.watcher.close()
-        if self.hints is not None:
-            self.hints.close()
+        self.deaths.close()
         self.asked.last_look()
-        return self._end(began, time.monotonic() - started)
+        return self._end(datetime.now(timezone.utc), time.monotonic() - started)
 
     def _start(self, env: dict[str, str]) -> None:
         """Start the command. One that cannot be started ends with the exit code that a shell gives it."""
@@ -341,7 +133,7 @@ class RunningCommand:
                 self._move(AttemptEvent.TIME_UP)
 
     def _kill(self) -> None:
-        self._touch()
+        self.deaths.ours_from_here()
         self.say("processes are still running: SIGKILL")
         self._end_by_force()
         if self.now.code is None:
@@ -349,12 +141,11 @@ class RunningCommand:
 
     def read_the_last_events(self) -> None:
         """Read the deaths and signals that arrived just before the command's end."""
-        self._read_deaths()  # also those that were still arriving when we began to end it
-        if self.death is not None and self.death.at < self._died_at() - exit_analysis.OUTLIVED:
-            self.death = None  # the command ended for another reason since: its output shows it
+        self.deaths.read(warned=self.now.warned)  # also those that were still arriving when we began to end it
+        self.deaths.outlived(self._died_at())
         for number in self.asked.signals.wait(0):
             self._on_signal(number)
-        self._judge_the_announcement(_READ)
+        self._judge_the_announcement(READ)
 
     def _died_at(self) -> float:
         return self.now.died_at or time.monotonic()
@@ -364,17 +155,12 @@ class RunningCommand:
         now = time.monotonic()
         if self.now.kill_at is not None:
             return max(0.0, self.now.kill_at - now)
-        bounds = [_LISTEN] if self._listens or self.asked.job.announced is not None else []
+        bounds = [LISTEN] if self.deaths.listens or self.asked.job.announced is not None else []
         bounds += [self.monitor.due - now] if self.monitor is not None and self.may_hang else []
         bounds += [self.now.unheard.again - now] if self.now.unheard is not None and self.now.state in _ON else []
         stop_at = self._stop_at()
         bounds += [stop_at - now] if stop_at is not None else []
         return max(0.0, min(bounds)) if bounds else None
-
-    @property
-    def _listens(self) -> bool:
-        """Return whether this attempt reads srun's lines about its ranks."""
-        return self.asked.options.budgets.in_place > 0 and self.asked.ends_with_a_rank and self.output.is_file
 
     @property
     def may_hang(self) -> bool:
@@ -404,12 +190,12 @@ class RunningCommand:
             late = f"the command did not stop within {self.asked.options.stop_within:g} s"
             self._end_it(Cause(CauseKind.KILL_SWITCH, text=late))
             return
-        death = self.reported_death() or (self._confirmed_death() if self._listens else None)
+        death = self.deaths.reported(warned=self.now.warned) or self.deaths.confirmed()
         if death is not None and self.left.observes(RANKS):
             self.left.note(RANKS, "ended the other ranks, to start again in place", death.words())
         elif death is not None:
             now = time.monotonic()
-            since = self.death.at if self.death is not None else now
+            since = self.deaths.death.at if self.deaths.death is not None else now
             self._move(AttemptEvent.RANK_DIED, kill_at=max(now, since + _VICTIMS), died_at=now)
             self.say(f"{death.words()}: the other ranks have {_VICTIMS:g} s to leave")
             return
@@ -453,42 +239,6 @@ class RunningCommand:
             return False
         return True
 
-    def reported_death(self) -> Cause | None:
-        """Return the first crash that a node reported; None also where no restart would follow: the crash is then only
-        recorded.
-        """
-        if self.asked.agents is None:
-            return None
-        self.asked.agents.keep_running()
-        self._read_deaths()
-        return self.death.cause() if self.death is not None and self.asked.restarts and not self.now.warned else None
-
-    def _confirmed_death(self) -> Cause | None:
-        """Return the first end of a rank, or loss of a node, that srun has reported and an agent or Slurm has confirmed."""
-        said = self.output.next_hints_within(self.asked.ours, _LISTEN / 2)
-        if self.hints is None:
-            if not said or (agents := self.asked.agents) is None:
-                return None
-            to = self.asked
-            wake, table = to.signals.wake, agents.table
-            self.hints = HintChecker(to.ours, to.mine.folder, to.here, agents.ask, to.states, wake, lambda: table.exits)
-        self.hints.take(said, self.output.read_to)
-        self.output.settle(self.hints.settled)
-        return self.hints.confirmed
-
-    def _read_deaths(self) -> None:
-        """Find the rank that failed first, from deaths before we ended any rank, however late their nodes report them."""
-        news = self.asked.agents.table.deaths() if self.asked.agents is not None else []
-        self.crashes += [one for one in news if one.crash and (self.touched is None or one.at < self.touched)]
-        if not self.now.warned and (self.asked.restarts or self.asked.ends_with_a_rank):
-            self.death = first_failure(self.crashes)
-
-    def _touch(self) -> None:
-        """Note that we may have caused any death from here on."""
-        if self.touched is None:
-            self.touched = time.monotonic()
-            self.output.note_before()
-
     def _end_it(self, why: Cause) -> None:
         """End the command because of something we saw."""
         self._tell_to_leave(signal.SIGTERM)
@@ -504,7 +254,7 @@ class RunningCommand:
     def _clear_away(self) -> None:
         """End what the command left running, so that nothing of this attempt meets the next one."""
         self.read_the_last_events()
-        self.died_at, kill_at = self._died_at(), self.now.kill_at
+        self.deaths.over_at, kill_at = self._died_at(), self.now.kill_at
         if not self.left_behind and self._ours():
             if not self.now.by:
                 self.say("the command has ended and left processes running: SIGTERM")
@@ -581,7 +331,7 @@ class RunningCommand:
         """Slurm announces the end. Where it does so by a signal that is also the end's own, it is asked which of the two this
         was. The ranks are told at once in either case, and the time until SIGKILL counts from then."""
         if number in STOP:
-            self._touch()
+            self.deaths.ours_from_here()
         self._forward(number)
         at = time.monotonic()
         self._move(AttemptEvent.WARNING)
@@ -629,7 +379,7 @@ class RunningCommand:
         in_time(partial(warn, self.asked.mine.folder, why, self.say, number), _WRITE)
 
     def _tell_to_leave(self, number: int) -> None:
-        self._touch()
+        self.deaths.ours_from_here()
         everyone = self._ours()
         processes.send(everyone, signal.SIGCONT)  # a stopped process takes no SIGTERM
         takers = self._handlers(number)
@@ -702,111 +452,12 @@ class RunningCommand:
 
     # ------------------------------------------------------------------------------------------------------ the end
 
-    def _end(self, began: float, seconds: float) -> End:
-        rundir, stop_signal, code = self.asked.options.rundir, self.now.by, self.now.code or 0
-        said = self.output.since() if code else ""
-        output, lately = said or "", self.output.lately() or ""
-        ours = self._ours_alone()
-        death = exit_analysis.first_death(lately, ours)
-        if not (code or stop_signal or self.now.warned):  # an end like any other, unless Slurm has ended the job
-            death, lately = exit_analysis.by_slurm_alone(death, ours), ""
-        if code and self.death is not None and (death is None or death.of_ranks):  # srun's own order says little
-            agents, before = self.asked.agents, lately if self.touched is None else self.output.before(_READ)
-            one, failed = (
-                (agents.first_failure_before_kill(self.death), agents.table.failed) if agents else (self.death, ())
-            )
-            death = exit_analysis.cause_of(
-                one, lately, failed, before=before, ours=ours, believed=self._believed(lately)
-            )
-        stopped, seen = exit_analysis.why_stopped(self.asked.mine.folder, self._reached())
-        if self.now.warned and not stop_signal and stopped is not None and stopped.kind is CauseKind.TOLD:
-            stopped = Cause(CauseKind.WARNING)  # by SIGTERM
-        first = First.REQUEST
-        if stopped is not None and stopped.kind is CauseKind.TOLD:
-            first = self._first_event(death if death is not None else command_end(code))
-        why = self.now.cause or cause(
-            code,
-            finished=rundir.has_finished(),
-            stopped=stopped,
-            stop_signal=stop_signal,
-            past_end=self.asked.job.at is not None and time.time() > self.asked.job.at - _NEAR_END,
-            death=death,
-            first=first,
+    def _end(self, at: datetime, seconds: float) -> tuple[Attempt, EndSigns]:
+        one, signs = self.deaths.judge(self.now, self._reached, at, seconds, begun=bool(self.pid))
+        note = f"left behind: {self.left_behind}" if self.left_behind else ""
+        return one._replace(note=note), signs._replace(
+            newer=self.watcher.seen.newer if self.watcher is not None else None
         )
-        unasked = not stop_signal and stopped is None
-        if self.now.warned and self.now.heard and (unasked or why.kind is CauseKind.REQUEUED):
-            why = after_the_warning(why)
-        if code in (126, 127) and not self.pid:
-            why = Cause(CauseKind.NO_START, code=code)
-        if code and (root := exit_analysis.root_error(self.asked.mine.folder / ERROR_FILE)):
-            output = f"Traceback (most recent call last)\n{root}\n{output}"  # before those of its victims
-        asked = bool(stop_signal) or self.now.warned
-        newer = self.watcher.seen.newer if self.watcher is not None else None
-        return End(
-            code=code,
-            cause=why,
-            failure=failure(code, why, asked=asked, death=death, output=output or said, oom=self.kills.more()),
-            seconds=seconds,
-            reached=seen,
-            ready=None if seen.first_at is None else max(0.0, seen.first_at - began),
-            worked=None if seen.active_at is None else max(0.0, seen.active_at - began),
-            stop_signal=stop_signal,
-            warned=self.now.warned,
-            heard=self.now.heard,
-            newer=newer,
-            note=f"left behind: {self.left_behind}" if self.left_behind else "",
-            died_at=self.died_at,
-            gone=exit_analysis.blamed(lately, ours),
-            doubted=exit_analysis.blamed(self.output.lately() or "", ours._replace(lost=None)),
-            hardware=exit_analysis.hardware(lately),
-        )
-
-    def _first_event(self, how: Cause) -> First:
-        """Return whether rank 0 was asked to stop before anything had ended. ``how``: the first death, or the command's
-        end."""
-        told, ours = exit_analysis.when_told(self.asked.mine.folder), self._over_at()
-        exits = exit_analysis.last_exits(self.asked.agents.table.exits if self.asked.agents is not None else (), ours)
-        known, by_itself = bool(exits), how.killed_by != signal.SIGTERM and how.code != 0
-        if how.at:
-            exits = [one for one in exits if exit_analysis.same_rank(how, one)]
-        elif how.kind in (CauseKind.EXIT, CauseKind.SIGNAL):  # of the command: it says nothing of a rank
-            exits = [one for one in exits if exit_analysis.by_itself(one)]
-            by_itself = by_itself and (bool(exits) if known else self.asked.ends_with_a_rank)
-        if not by_itself:
-            return first_event(told, ours=ours, by_itself=False)
-        if exits:
-            return first_event(told, ours=ours, died_at=exits[0].at, had_heard=exits[0].told)
-        return first_event(told, ours=ours, died_at=self.output.said_at.get(how.at[0]) if how.at else None)
-
-    def _believed(self, output: str) -> Callable[[Cause], bool]:
-        """Return the judge of srun's lines about a rank. The agents' word on a rank that a line names may come a moment after
-        that line; of a node whose agent has fallen silent since the line came, the line is all that is known."""
-        if self.asked.agents is None:
-            return lambda _: True
-        table, until = self.asked.agents.table, time.monotonic() + _WORD
-        pages = {(str(one.rank), one.node.partition(".")[0]) for one in table.newest()}
-        named = exit_analysis.named_alone(output) & pages
-        while named - {(str(one.rank), one.node.partition(".")[0]) for one in table.exits} and time.monotonic() < until:
-            time.sleep(0.01)
-        exits, now, names = table.exits, time.monotonic(), [node.decode() for node in table.nodes]
-
-        def believed(said: Cause) -> bool:
-            agents = [name for name in names if name.partition(".")[0] == said.at[0].node.partition(".")[0]]
-            since = max(now - self.output.said_at.get(said.at[0], self._over_at()), _SILENT * table.every)
-            late = bool(agents) and agents == table.silent(agents, since)
-            return late or exit_analysis.is_believed(said, pages=pages, exits=exits)
-
-        return believed
-
-    def _over_at(self) -> float:
-        """Return when we began to end processes ourselves, or the command was over. Monotonic."""
-        return min(one for one in (self.touched, self.died_at, time.monotonic()) if one is not None)
-
-    def _ours_alone(self) -> Ours:
-        """Return whom a line of Slurm's must be about, by all that is known now. A lost node is no finding of the output's."""
-        ours = self.asked.ours if self.hints is None else self.hints.ours
-        began = ours.began or (self.asked.agents is not None and bool(self.asked.agents.table.newest()))
-        return ours._replace(began=began, lost=ours.lost or frozenset())
 
     def _reached(self) -> Reached:
         """Return the steps reached, by the heartbeat pages, which are read more often, and by the beats; of replica groups by

@@ -142,7 +142,7 @@ def stop_before(
     if all(one.number in {each.attempt for each in again} for one in spent):
         why = f"{len(spent)} members in a row began anew: {again[-1].words()}; {again[-1].why('')}"
         return RestartDecision(NextAction.STOP, why, times=len(spent), failure=NOT_RESUMED, detail=ADVICE)
-    if all(one.failure is None and one.cause is not None and one.cause.kind in _AT_THE_END for one in spent):
+    if all(one.failure is None and one.kind in _AT_THE_END for one in spent):
         lived = min(_lived(one) for one in spent) if warned_after is None else warned_after
         ready = [one.ready for one in spent if one.ready is not None]
         takes = f"takes {show_duration(round(max(ready)))}" if ready else "is not over by then"
@@ -169,7 +169,7 @@ def _way(one: Attempt) -> str:
 
 def _decide(situation: Situation, budgets: Budgets) -> RestartDecision:
     last = situation.attempts[-1]
-    if last.cause is not None and last.cause.kind is CauseKind.MOVED:  # no fault of this group, and no failure
+    if last.kind is CauseKind.MOVED:  # no fault of this group, and no failure
         return _again(situation, budgets, 0.0, 0, "with that address")
     if last.resumed is not None and last.resumed.refused and last.failure is not None:
         return _stop("it cannot go on from what it has saved", 1, [last], last.resumed.refused)
@@ -312,7 +312,7 @@ def used_up(attempts: Sequence[Attempt], anew: Collection[int] = ()) -> list[Att
 
 def _asked(one: Attempt) -> bool:
     """Return whether somebody has ended it."""
-    return one.failure is None and (one.cause is None or one.cause.kind not in (CauseKind.EXIT, *_AT_THE_END))
+    return one.failure is None and one.kind not in (CauseKind.EXIT, *_AT_THE_END)
 
 
 def _counts(one: Attempt) -> bool:

@@ -3,7 +3,7 @@ SIGTERM and exits with 143. Its messages in the job's output say more, in the or
 
 The lines are Slurm's own, as seen on 22.05 to 26.05. Anybody may print such a line: an evaluation with an srun of its own, a
 log that is quoted. So a line is a hint: it must be about our job, our step and our nodes (``Ours``), and while the command
-runs ``hints.py`` has it confirmed.
+runs ``deaths.py`` has it confirmed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,18 @@ from typing import NamedTuple
 from ftsupervise.host.in_time import OneAtATime, PendingCall
 from ftsupervise.host.processes import boot_id
 from ftsupervise.host.signals import SignalQueue
-from ftsupervise.model import Cause, CauseKind, Claim, End, Failure, FailureKind, NodeRanks, Reached, ended, signal_in
+from ftsupervise.model import (
+    Attempt,
+    Cause,
+    CauseKind,
+    Claim,
+    Failure,
+    FailureKind,
+    NodeRanks,
+    Reached,
+    ended,
+    signal_in,
+)
 from ftsupervise.printable import OUR_LINE, SLURMS_LINE, printable, printable_lines
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.protocol import RankExit
@@ -223,8 +234,8 @@ def after_the_warning(why: Cause) -> Cause:
     return Cause(CauseKind.WARNING, then=why) if why.kind is CauseKind.EXIT and why.code else why
 
 
-def with_lost_nodes(ended: End, lost: Mapping[str, str]) -> End:
-    """Return the end of an attempt that failed because it lost nodes. ``lost``: node -> Slurm's word."""
+def with_lost_nodes(ended: Attempt, lost: Mapping[str, str]) -> Attempt:
+    """Return an attempt that has failed because it lost nodes. ``lost``: node -> Slurm's word."""
     if not lost:
         return ended
     was = ended.failure.detail if ended.failure is not None else ""

@@ -125,9 +125,7 @@ def may_still_save(
         return None
     if last is None or not last.job_id or last.job_id == job:
         return None
-    if last.ended and (
-        last.cause is None or last.cause.kind not in _ASKED or now - last.ended > timedelta(seconds=_LATELY)
-    ):
+    if last.ended and (last.kind not in _ASKED or now - last.ended > timedelta(seconds=_LATELY)):
         return None
     state = state_of(last.job_id, last.started)
     if state == "" or state == "PENDING":

@@ -18,7 +18,7 @@ from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
-from ftsupervise.checkpoints.manifest import contents_of
+from ftsupervise.checkpoints.contents import contents_of
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.suspicion import may_come_of_a_checkpoint
 from ftsupervise.checkpoints.torn import Torn, find_torn, last_written, torn

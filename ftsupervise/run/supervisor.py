@@ -19,7 +19,7 @@ from ftsupervise.errors import Error
 from ftsupervise.host import front, processes
 from ftsupervise.host.processes import Process, die_with_parent, end_child, process
 from ftsupervise.host.signals import SignalQueue
-from ftsupervise.model import Attempt, Cause, CauseKind, End, Failure, FailureKind
+from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind
 from ftsupervise.nodes.selector import FAILURE, NodeSelector, Placement
 from ftsupervise.printable import to_type
 from ftsupervise.ranks.agent_pool import SILENT, Agents
@@ -315,7 +315,7 @@ class Supervisor:
         if (
             now.fence is None
             or now.fence.staging is None
-            or now.ended.newer is not None
+            or now.signs.newer is not None
             or self._kept == now.claim.number
         ):
             return
@@ -379,8 +379,8 @@ class Supervisor:
         self.now = self.now._replace(placement=Placement(self.to.options.command, self.to.nodes.names), code=_NOT_NOW)
         if self._claim() is Outcome.OVER:
             return Outcome.OVER
-        ended = End(Cause(CauseKind.NOT_STARTED, text=why), self.to.nodes.too_few(why), _NOT_NOW)
-        self.now = self.now._replace(ended=ended)
+        ended = attempt.not_started(self.now.claim, why)
+        self.now = self.now._replace(ended=ended._replace(failure=self.to.nodes.too_few(why), exit_code=_NOT_NOW))
         return Outcome.DONE
 
     def _replace(self) -> Outcome:
@@ -499,7 +499,7 @@ class Supervisor:
             tell_alone(self.to.options.rundir, ledger.job_id(self.to.env), OnlyTold(BRAKE, what, why, _now()))
             return
         one = LeftAlone(self.to.observes, folder, partial(tell, log))
-        one.note(BRAKE, what, why, self.now.ended.reached.last)
+        one.note(BRAKE, what, why, self.now.ended.last_step)
 
     def _cancelled(self, spent: Sequence[Attempt]) -> frozenset[str]:
         """Return those jobs among these of which the scheduler still knows that somebody cancelled or preempted them. No record
@@ -541,18 +541,17 @@ class Supervisor:
 
     def _judge(self) -> Outcome:
         now, ended = self.now, self.now.ended
-        unstarted = ended.cause.kind is CauseKind.NOT_STARTED
-        reach = f", last step {ended.reached.last}" if ended.reached.last is not None else ""
-        words = ended.cause.words()
-        tell(now.log, words if unstarted else f"attempt {now.claim.number} ended: {words}{reach}")
-        mine = ledger.as_attempt(now.claim, ended, _now())._replace(job_id=ledger.job_id(self.to.env))
+        unstarted = ended.kind is CauseKind.NOT_STARTED
+        reach = f", last step {ended.last_step}" if ended.last_step is not None else ""
+        tell(now.log, ended.words if unstarted else f"attempt {now.claim.number} ended: {ended.words}{reach}")
+        mine = ledger.with_pages(ended, now.claim.folder)._replace(job_id=ledger.job_id(self.to.env))
         if now.claim.number and not unstarted:
             mine = mine._replace(written=start_over.note_written(attempt.place_of(self.to, mine.number), mine))
             self._finish_by_its_exit(mine)
         attempts = [*self._counted(now.claim.number), mine]
         left = self.to.job.left()
         budgets, over = self.to.options.budgets, self._job_ends()
-        asks = self.to.options.finished_by == "ask" and not ended.doubted
+        asks = self.to.options.finished_by == "ask" and not now.signs.doubted
         first = min((one.number for one in start_over.of_this_launch(self.to.options.rundir)), default=0)
         situation = Situation(attempts, now.restarts, self._why_not(), over, left, self._warned_after(), first, asks)
         verdict = decide(situation, budgets)
@@ -576,13 +575,13 @@ class Supervisor:
 
     def _finish_by_its_exit(self, mine: Attempt) -> None:
         """Write the finished mark where the settings say that an exit with 0 means it."""
-        ended, options = self.now.ended, self.to.options
-        if options.finished_by != "exit 0" or mine.cause != Cause(CauseKind.EXIT, code=0) or ended.stop_signal:
+        signs, options = self.now.signs, self.to.options
+        if options.finished_by != "exit 0" or mine.cause != Cause(CauseKind.EXIT, code=0) or signs.stop_signal:
             return
-        if ended.warned and ended.heard:  # it has left because it was asked to
+        if signs.warned and signs.heard:  # it has left because it was asked to
             return
-        if ended.doubted:
-            words = f"Slurm says that {', '.join(ended.doubted)} failed"
+        if signs.doubted:
+            words = f"Slurm says that {', '.join(signs.doubted)} failed"
             tell(self.now.log, f"it left with 0, and {words}: that is not taken for the end of the run")
             return
         record = switches.Finished(mine.last_step, mine.number, os.uname().nodename, _now())
@@ -626,13 +625,13 @@ class Supervisor:
 
     def _why_not(self) -> str:
         """Return why no restart is allowed here, whatever the failure was; "" if there is no such reason."""
-        mine, ended = self.now.claim, self.now.ended
+        mine, signs = self.now.claim, self.now.signs
         if why := gate.another_place(self.to.options.rundir, mine.folder, self.to.options.launched):
             return why
-        if newer := ended.newer or superseded(self.to.options.rundir, mine.number):
+        if newer := signs.newer or superseded(self.to.options.rundir, mine.number):
             return f"attempt {newer} has begun meanwhile: this one is over"
-        if ended.stop_signal:
-            return f"asked to stop ({signal_name(ended.stop_signal)})"
+        if signs.stop_signal:
+            return f"asked to stop ({signal_name(signs.stop_signal)})"
         try:
             return switches.reason_not_to_start(self.to.options.rundir)
         except Error as error:  # an unreadable gate does not stop a restart: the ledger decides
@@ -640,18 +639,16 @@ class Supervisor:
             return ""
 
     def _job_ends(self) -> str:
-        ended = self.now.ended
-        if (ended.warned and (ended.heard or ended.code)) or ended.cause.kind in (
-            CauseKind.WARNING,
-            CauseKind.TIME_LIMIT,
-        ):
+        ended, signs = self.now.ended, self.now.signs
+        told = signs.warned and (signs.heard or ended.exit_code)
+        if told or ended.kind in (CauseKind.WARNING, CauseKind.TIME_LIMIT):
             return "the job ends soon: the next member, if any, takes over"
         return ""
 
     def _warned_after(self) -> float | None:
         """Return the seconds from the start of this attempt to its warning."""
-        at = stop_request(self.now.claim.folder)[2] if self.now.ended.warned else None
-        return None if at is None else self.now.ended.seconds - (_now() - at).total_seconds()
+        at = stop_request(self.now.claim.folder)[2] if self.now.signs.warned else None
+        return None if at is None else (at - self.now.ended.started).total_seconds()
 
     def _say_verdict(self) -> None:
         verdict = self.now.verdict
@@ -674,15 +671,15 @@ class Supervisor:
 
     def _make_way(self) -> Outcome:
         """Let the next member start now, with as many bad nodes excluded as can be replaced."""
-        if not self.now.ended.stop_signal and self.now.ended.newer is None:
+        if not self.now.signs.stop_signal and self.now.signs.newer is None:
             self.to.nodes.exclusions.update(self.now.log, leaving=not shut(self.to.options))
         return Outcome.DONE
 
     def _record(self) -> Outcome:
-        verdict, ended, then = self.now.verdict, self.now.ended, _THEN[self.now.verdict.move]
+        verdict, signs, then = self.now.verdict, self.now.signs, _THEN[self.now.verdict.move]
         self._write_end(f"{then}: {verdict.why}" if verdict.why else then)
-        self.now = self.now._replace(asked_to_stop=self.now.asked_to_stop or bool(ended.stop_signal or ended.warned))
-        if ended.failure is None:
+        self.now = self.now._replace(asked_to_stop=self.now.asked_to_stop or bool(signs.stop_signal or signs.warned))
+        if self.now.ended.failure is None:
             self.to.nodes.exclusions.release(self.now.log)
         return _OUTCOME[verdict.move]
 
@@ -696,11 +693,11 @@ class Supervisor:
         """Write the brake first: it keeps members from starting even when they cannot be held."""
         ended, verdict, fence, log = self.now.ended, self.now.verdict, self.now.fence, self.now.log
         on = switches.Brake(
-            failure=verdict.failure or ended.cause.words(),
+            failure=verdict.failure or ended.words,
             why=verdict.why,
             times=verdict.times,
             attempt=self.now.claim.number or max(read_numbers(self.to.options.rundir), default=0),
-            step=ended.reached.last,
+            step=ended.last_step,
             detail=verdict.detail,
             at=_now().isoformat(),
             loads=self._loads(),

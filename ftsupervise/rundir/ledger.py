@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 from ftsupervise.errors import from_os_error
 from ftsupervise.host import files, processes
 from ftsupervise.host.ownership import claim_folder, held_to_write
-from ftsupervise.model import GUARD, NOBODY, OUTPUT, Attempt, Cause, CauseKind, Claim, End, NodeRanks, Reached
+from ftsupervise.model import GUARD, NOBODY, OUTPUT, Attempt, Cause, CauseKind, Claim, NodeRanks, Reached
 from ftsupervise.printable import printable
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.attempt_pages import (
@@ -392,12 +392,12 @@ def _read(rundir: RunDir, number: int) -> Attempt:
         observes=known(start.observes),
         observed=read_observed(folder),
     )
-    began = _beside(began, folder)
+    began = with_pages(began, folder)
     began = began._replace(begins=_begins(read_page(Beginning, folder), not_from, began.resumed))
     return _with_end(began, end) if end is not None else _unrecorded(began, rundir, start, bad_end)
 
 
-def _beside(one: Attempt, folder: Path) -> Attempt:
+def with_pages(one: Attempt, folder: Path) -> Attempt:
     """Return ``one`` with what others than its supervisor wrote beside its first and last page."""
     return one._replace(
         resumed=read_page(Resumed, folder),
@@ -434,19 +434,25 @@ def _unrecorded(began: Attempt, rundir: RunDir, start: StartPage, bad_end: str) 
     lost = read_page(LostEnd, folder)
     if cause is not None and cause.kind in (CauseKind.LOST, CauseKind.UNKNOWN) and lost is not None and lost.words:
         cause = Cause(CauseKind.LOST, text=lost.words)
-    since, copies = began.started.timestamp(), read_page(CopiesPage, folder)
-    return began._replace(
-        first_step=seen.first,
-        last_step=seen.last,
-        saved=seen.saved,
+    copies = read_page(CopiesPage, folder)
+    return _with_steps(began, seen)._replace(
         held=None if copies is None else copies.held,
         cause=cause,
         note="; ".join(filter(None, (bad_end, words))),
         stop_signal=stop_signal,
+        heard=None if page is None else page.at,
+    )
+
+
+def _with_steps(one: Attempt, seen: Reached) -> Attempt:
+    since = one.started.timestamp()
+    return one._replace(
+        first_step=seen.first,
+        last_step=seen.last,
+        saved=seen.saved,
         ready=None if seen.first_at is None else max(0.0, seen.first_at - since),
         saving=seen.saving,
         worked=None if seen.active_at is None else max(0.0, seen.active_at - since),
-        heard=None if page is None else page.at,
         trouble=seen.trouble,
         first_loss=seen.first_loss,
         source=seen.source,
@@ -623,35 +629,11 @@ def write_end(folder: Path, one: Attempt) -> None:
     """Write the last page of ``one``: the end and the decision after it. Raises OSError."""
     lasted = (one.ended - one.started).total_seconds() if one.ended is not None else 0.0
     recorded = {name: getattr(one, name) for name in _TOO}
-    write_page(folder, EndPage(one.number, words=one.words, seconds=round(lasted, 1), **recorded))
+    seconds = {name: round(recorded[name], 2) for name in ("ready", "saving", "worked") if recorded[name] is not None}
+    write_page(folder, EndPage(one.number, words=one.words, seconds=round(lasted, 1), **recorded | seconds))
 
 
-def as_attempt(mine: Claim, end: End, now: datetime, then: str = "") -> Attempt:
-    """Return the attempt that has just ended, as the ledger has it. ``then``: what is done about it."""
-    one = Attempt(
-        mine.number,
-        "",
-        now - timedelta(seconds=end.seconds),
-        ended=now,
-        exit_code=end.code,
-        cause=end.cause,
-        failure=end.failure,
-        then=then,
-        first_step=end.reached.first,
-        last_step=end.reached.last,
-        saved=end.reached.saved,
-        ready=_rounded(end.ready),
-        saving=_rounded(end.reached.saving),
-        worked=_rounded(end.worked),
-        first_loss=end.reached.first_loss,
-        source=end.reached.source,
-        epoch=end.reached.epoch,
-        trouble=end.reached.trouble,
-        note=end.note,
-        hardware=end.hardware,
-    )
-    return _beside(one, mine.folder)
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 2)
+def over(number: int, cause: Cause, at: datetime, seconds: float = 0.0, reached: Reached = Reached()) -> Attempt:  # noqa: B008
+    """Return attempt ``number``, which has ended ``at``, ``seconds`` after its start, as far as nothing was wrong with it."""
+    one = Attempt(number, "", at - timedelta(seconds=seconds), ended=at, exit_code=0, cause=cause)
+    return _with_steps(one, reached)

@@ -56,12 +56,8 @@ class ProgressWriter:
     def __init__(self, rundir: RunDir, mine: Claim, area: Path | None, seen: Callable[[], ProgressPage | None]) -> None:
         self._rundir, self._mine, self._area, self._seen_now = rundir, mine, area, seen
         self._saved: tuple[int, datetime] | None = None
-        self._seen: deque[tuple[float, int]] = deque()  # (monotonic time, step) of the last minute
-        self._record: StepRecord | None = None
-        self._saving = 0.0  # seconds in saves, as the record has them
+        self._rates: StepRates | None = None  # None: the steps of the run have not been read yet
         self._marks: tuple[TimeMark, ...] = ()
-        self._usual: float | None = None
-        self._training = HourOfTraining()
         self._write_steps_at = self._touch_at = 0.0
         self._told = False  # a step
         self._writing = Every(pause_after, self._go_on, "progress", first=_FIRST, last=partial(self._go_on, last=True))
@@ -89,25 +85,20 @@ class ProgressWriter:
         if page.ahead is None and not self._told and self._another_tells():
             return
         self._told = self._told or page.ahead is not None
-        if self._record is None:
-            self._record, self._marks = read_steps(self._rundir), read_marks(self._rundir)
+        if self._rates is None:
+            self._rates, self._marks = StepRates(read_steps(self._rundir)), read_marks(self._rundir)
             self._write_steps_at = now + _STEPS_EVERY
-            self._usual = usual_rate(paces(self._record))
         if page.saved is not None and (self._saved is None or self._saved[0] != page.saved):
             self._saved = (page.saved, page.at)
-        page = page._replace(
-            saved_at=self._saved[1] if self._saved is not None else None,
-            rate=self._rate(page, now),
-            usual=self._usually(),
-            steady=self._training.rate(now, page.ahead, training=page.phase == _TRAIN),
-        )
+        page = page._replace(saved_at=self._saved[1] if self._saved is not None else None)
+        page = self._rates.put_on(page, now)
         try:
             write_progress(self._mine.folder, page)
             if last or now >= self._write_steps_at:
                 self._write_steps_at = now + _STEPS_EVERY
-                self._usual = usual_rate(paces(self._record))
+                self._rates.learn()
                 self._marks = marked(self._marks, self._mark(page))
-                write_steps(self._rundir, self._record, self._area)
+                write_steps(self._rundir, self._rates.record, self._area)
                 write_marks(self._rundir, self._marks, self._area)
         except OSError:  # a full disk, or a newer attempt: the training goes on
             return
@@ -120,11 +111,34 @@ class ProgressWriter:
     def _mark(self, page: ProgressPage) -> TimeMark:
         return TimeMark(page.at.timestamp(), self._mine.number, page.ahead, page.saving, page.active_at)
 
+
+class StepRates:
+    """The steps of the run, and how fast they come: over the last minute, in the last hour of training, and as a rule."""
+
+    def __init__(self, record: StepRecord) -> None:
+        self.record = record
+        self._seen: deque[tuple[float, int]] = deque()  # (monotonic time, step) of the last minute
+        self._saving = 0.0  # seconds in saves, as the record has them
+        self._training = HourOfTraining()
+        self._usual = usual_rate(paces(record))
+
+    def learn(self) -> None:
+        """Tell anew from the record what is usual."""
+        self._usual = usual_rate(paces(self.record))
+
+    def put_on(self, page: ProgressPage, now: float) -> ProgressPage:
+        """Return the page with them; its steps are added to the record."""
+        return page._replace(
+            rate=self._rate(page, now),
+            usual=self._usually(),
+            steady=self._training.rate(now, page.ahead, training=page.phase == _TRAIN),
+        )
+
     def _usually(self) -> float | None:
         """Return the usual rate of the run; in its first minutes the median so far."""
         if self._usual is not None:
             return round(self._usual, 6)
-        known = sorted(rates(self._record)[-_RECENT:]) if self._record is not None else []
+        known = sorted(rates(self.record)[-_RECENT:])
         return round(median(known), 6) if known else None
 
     def _rate(self, page: ProgressPage, now: float) -> float | None:
@@ -133,10 +147,9 @@ class ProgressWriter:
             return None
         before = self._seen[-1][1] if self._seen else (page.first or page.ahead) - 1
         made = max(0, page.ahead - before)
-        assert self._record is not None
         saving = max(0.0, page.saving - self._saving)
         self._saving = max(self._saving, page.saving)
-        self._record = added(self._record, page.at.timestamp(), page.ahead, made, page.loss, saving)
+        self.record = added(self.record, page.at.timestamp(), page.ahead, made, page.loss, saving)
         self._seen.append((now, page.ahead))
         while len(self._seen) > 2 and self._seen[1][0] < now - _WINDOW:
             self._seen.popleft()

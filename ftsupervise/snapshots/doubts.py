@@ -143,7 +143,7 @@ def weight(failure: Failure | None) -> int:
 
 def weight_of(attempt: Attempt) -> int:
     """Return the same of an attempt of the ledger. One that left no end, dead or not, counts as one that others ended."""
-    lost = attempt.cause is not None and attempt.cause.kind in (CauseKind.LOST, CauseKind.UNKNOWN)
+    lost = attempt.kind in (CauseKind.LOST, CauseKind.UNKNOWN)
     return 1 if attempt.failure is None and lost else weight(attempt.failure)
 
 

@@ -16,7 +16,7 @@ from time import monotonic, sleep
 from typing import NamedTuple, Protocol
 
 from ftsupervise.host.in_time import Every, PendingCall, in_time
-from ftsupervise.model import Attempt, Claim, End
+from ftsupervise.model import Attempt, Claim
 from ftsupervise.rundir import fence, ledger, switches
 from ftsupervise.rundir.anchor import Anchor, read_anchor
 from ftsupervise.rundir.attempt_pages import CopiesPage, KeptSnapshotPage, read_page, write_page
@@ -496,19 +496,19 @@ class SnapshotKeeper:
             except OSError as error:
                 tell(log, f"cannot write what attempt {mine.number} has kept: {error}")
 
-    def ended(self, ended: End, states: Sequence[RankState]) -> None:
+    def ended(self, ended: Attempt, states: Sequence[RankState]) -> None:
         """Note that an attempt has ended. ``states``: the last ones of its ranks."""
         if self._pages is not None:
             self._pages.close()
             self._pages = None
-        self._note_disk(ended.reached.saved)
-        if spoils(trouble := ended.reached.trouble) and trouble is not None:
+        self._note_disk(ended.saved)
+        if spoils(trouble := ended.trouble) and trouble is not None:
             self._spoilt, self._saved = f"{trouble.kind}: {trouble.words}", None
             self._doubts.clear()
         homes = {one.rank: one.node for one in states}
-        self._last = self._last._replace(homes=homes, reached=ended.reached.last)
+        self._last = self._last._replace(homes=homes, reached=ended.last_step)
         self._weight = weight(ended.failure)
-        self._note_not_from(ended.reached.first)
+        self._note_not_from(ended.first_step)
 
     def _note_not_from(self, first: int | None) -> None:
         """Correct where the attempt that has ended began, where its ranks did not take the snapshot: by its own pages. One that

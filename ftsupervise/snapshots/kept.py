@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.checkpoints import digest
-from ftsupervise.checkpoints.manifest import distrust_folder
+from ftsupervise.checkpoints.contents import distrust_folder
 from ftsupervise.host.ownership import distrust, held_to_write, remedy, shown_user
 from ftsupervise.rundir.lineage import Lineage
 from ftsupervise.rundir.records import read_record, write_json

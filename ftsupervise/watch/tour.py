@@ -714,7 +714,7 @@ def _observed(attempt: Attempt, before: Attempt | None, run: str) -> list[Notice
 
 def _end(attempt: Attempt, raised: str) -> list[Notice]:
     """Return an event for an end after which no job takes over. A failure belongs to the recovery watchdog until it is over."""
-    if attempt.cause is None or attempt.cause.kind is not CauseKind.KILL_SWITCH:
+    if attempt.cause is None or attempt.kind is not CauseKind.KILL_SWITCH:
         return []
     step = f" at step {attempt.last_step}" if attempt.last_step is not None else ""
     words = ", ".join(filter(None, ("kill switch", raised or attempt.cause.text, attempt.note)))

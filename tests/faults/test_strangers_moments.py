@@ -13,8 +13,7 @@ import shutil
 import signal
 import subprocess
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from functools import partial
@@ -40,12 +39,10 @@ from ftsupervise.rundir.paths import RunDir, write_whole
 from ftsupervise.rundir.switches import KILL, SAVE, clear_answered, look_at_switch
 from ftsupervise.truth import Health, LeftCheckpoint
 from tests.neighbours.patience import wait_until
-from tests.neighbours.stranger import one_by_one
+from tests.neighbours.stranger import ADA, EVE, GROUP, as_one, begin_as, end, one_by_one
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]
 
-ADA, EVE = "daemon", "games"  # every Debian has them
-GROUP = pwd.getpwnam(EVE).pw_gid  # of both
 NOW = datetime.now(timezone.utc)
 for one in ("encodings.ascii", "grp"):  # another account may be unable to read the library of this interpreter
     import_module(one)
@@ -63,33 +60,6 @@ while not os.path.exists(sys.argv[1] + "/go-on"):
 import ftsupervise.checkpoints.restore
 subprocess.run([sys.executable, "-c", "import colorsys"])
 """
-
-
-def begin(who: str, act: Callable[[], object]) -> int:
-    """Let that account begin to do it; return the process."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.setgroups([])
-            os.setgid(GROUP)
-            os.setuid(pwd.getpwnam(who).pw_uid)
-            os.umask(0o022)
-            act()
-            code = 0
-        except BaseException:  # the end of this process says that it failed
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return pid
-
-
-def end(pid: int) -> None:
-    assert os.waitpid(pid, 0)[1] == 0, "it could not be done"
-
-
-def as_one(who: str, act: Callable[[], object]) -> None:
-    end(begin(who, act))
 
 
 class Scene:
@@ -121,7 +91,7 @@ class Scene:
                 for _ in range(100):
                     pass
 
-        eve = begin(EVE, go_on)
+        eve = begin_as(EVE, go_on)
         try:
             yield
         finally:
@@ -264,7 +234,7 @@ def test_nothing_that_was_kept_is_removed_through_a_link(scene: Scene) -> None:
 
     as_one(ADA, make)
     before = scene.hers()
-    eve = begin(EVE, exchange)
+    eve = begin_as(EVE, exchange)
     as_one(ADA, keep_it)
     end(eve)
     assert scene.hers() == before
@@ -516,7 +486,7 @@ def test_what_gets_the_name_of_one_that_is_deleted_meanwhile_stays(scene: Scene)
         (folder / "done").touch()
 
     as_one(ADA, make)
-    eve = begin(EVE, exchange)
+    eve = begin_as(EVE, exchange)
     as_one(ADA, prune)
     end(eve)
     assert not (folder / f"{REMOVING}step-1").exists()

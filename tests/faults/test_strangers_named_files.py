@@ -11,30 +11,20 @@ import pwd
 import re
 import select
 import subprocess
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from tests.neighbours.leftovers import end_all_under
 from tests.neighbours.patience import wait_until
+from tests.neighbours.stranger import ADA, EVE, GROUP, Typed, as_one, type_as
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]
 
-ADA, EVE = "daemon", "games"  # every Debian has them
-GROUP = pwd.getpwnam(EVE).pw_gid  # of both
 KEY = "-----BEGIN PRIVATE KEY-----"
 SETTINGS = "name: thesis\nscheduler: local\nlaunch: {command: 'true', jobs: 1}\nwatch: {disk: null, memory: null}\n"
 SCRIPT = "#!/bin/bash\n#SBATCH -N1\nexport PROJECT=the-takeover\nsrun python train.py\n"
-
-
-class Typed(NamedTuple):
-    """The end of a command."""
-
-    code: int
-    said: str
 
 
 class Desk:
@@ -56,14 +46,7 @@ class Desk:
         return self.give(path, mode)
 
     def type(self, *words: str, folder: Path | None = None, umask: int = 0o022) -> Typed:
-        env = {"PATH": "/usr/bin:/bin", "HOME": str(self.home), "FTSUPERVISE_STATE_DIR": str(self.home / "state")}
-        done = subprocess.run(
-            [self.python, "-I", "-m", "ftsupervise", *words],
-            cwd=folder or self.project, env=env, user=ADA, group=GROUP, extra_groups=[], umask=umask,
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-        assert "Traceback" not in done.stderr, done.stderr
-        return Typed(done.returncode, done.stdout + done.stderr)
+        return type_as(ADA, [self.python, "-I", "-m", "ftsupervise", *words], self.home, folder or self.project, umask)
 
     def type_and_agree(self, *words: str, before: Callable[[], object]) -> Typed:
         """Type it at a terminal; when it asks, do ``before`` and say yes."""
@@ -102,20 +85,7 @@ class Desk:
         return run
 
     def eve(self, act: Callable[[], object]) -> None:
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                os.setgroups([])
-                os.setgid(GROUP)
-                os.setuid(pwd.getpwnam(EVE).pw_uid)
-                act()
-                code = 0
-            except Exception:  # the end of this process says that it failed
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        assert os.waitpid(pid, 0)[1] == 0, "eve could not do it"
+        as_one(EVE, act)
 
     def link(self, path: Path, target: Path) -> None:
         """Eve moves what is there out of the way, and lays a link there."""

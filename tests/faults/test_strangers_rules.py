@@ -14,13 +14,11 @@ import shutil
 import stat
 import subprocess
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import click
 import pytest
@@ -43,12 +41,10 @@ from ftsupervise.truth import LeftCheckpoint
 from ftsupervise.watch.tour import EventLine, append
 from tests.neighbours.leftovers import end_all_under
 from tests.neighbours.patience import wait_until
-from tests.neighbours.stranger import one_by_one
+from tests.neighbours.stranger import ADA, EVE, GROUP, Typed, as_one, begin_as, end, one_by_one, type_as
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]
 
-ADA, EVE = "daemon", "games"  # every Debian has them
-GROUP = pwd.getpwnam(EVE).pw_gid  # of both
 SETTINGS = "name: thesis\nscheduler: local\nlaunch: {command: 'true', jobs: 1}\nwatch: {disk: null, memory: null}\n"
 SAVE = """
 import pathlib, sys
@@ -71,13 +67,6 @@ LINKED = ("switches", "state", "nodes", "watch", "groups/g000/state", "groups/g0
 READS = {"list", "verify"}  # what only shows
 assert checkpoint_upkeep  # it adds its commands to the group
 ACTS = sorted({*checkpoints.commands} - READS)
-
-
-class Typed(NamedTuple):
-    """The end of a command."""
-
-    code: int
-    said: str
 
 
 class Project:
@@ -124,32 +113,12 @@ class Project:
         subprocess.run(argv, user=ADA, group=GROUP, extra_groups=[], cwd="/", umask=0o077, check=True, timeout=60)
 
     def type(self, *words: str, umask: int = 0o022, who: str = ADA) -> Typed:
-        env = {"PATH": os.environ["PATH"], "HOME": str(self.home), "FTSUPERVISE_STATE_DIR": str(self.home / "state")}
-        done = subprocess.run(
-            [self.python, "-m", "ftsupervise", *words],
-            cwd=self.home if who == ADA else "/", env=env, user=who, group=GROUP, extra_groups=[], umask=umask,
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-        assert "Traceback" not in done.stderr, done.stderr
-        return Typed(done.returncode, done.stdout + done.stderr)
+        cwd = self.home if who == ADA else "/"
+        return type_as(who, [self.python, "-m", "ftsupervise", *words], self.home, cwd, umask, os.environ["PATH"])
 
     def own(self, act: Callable[[], object], who: str = ADA) -> None:
         """Do it as that account."""
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                os.setgroups([])
-                os.setgid(GROUP)
-                os.setuid(pwd.getpwnam(who).pw_uid)
-                os.umask(0)
-                act()
-                code = 0
-            except Exception:  # the end of this process says that it failed
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        assert os.waitpid(pid, 0)[1] == 0, f"{who} could not do it"
+        as_one(who, act, umask=0)
 
     def exchange(self, section: str) -> None:
         """Eve renames the run away and puts her own in its place, whose settings have this section of the checkpoints and
@@ -943,20 +912,19 @@ def test_who_can_read_what_is_brought_back_or_told_can_hold_no_lock_of_it(projec
     project.own(tell)
     assert events.stat().st_mode & 0o004, "she can read it"
     ready, over = os.pipe(), os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.setgid(GROUP)
-        os.setuid(pwd.getpwnam(EVE).pw_uid)
+
+    def hold_on() -> None:
         hold(events)
         os.write(ready[1], b"1")
         os.read(over[0], 1)
-        os._exit(0)
+
+    pid = begin_as(EVE, hold_on)
     try:
         assert os.read(ready[0], 1) == b"1"
         project.own(tell)
     finally:
         os.write(over[1], b"1")
-        os.waitpid(pid, 0)
+        end(pid)
     assert events.read_text().count("told") == 2
     weights.write_bytes(b"w" * 5)
     assert project.type(*words).code == 0

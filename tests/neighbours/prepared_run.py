@@ -18,9 +18,9 @@ from ftsupervise.alerts.record import record
 from ftsupervise.config.load import dump, loads
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.hostlist import compress_hostlist
-from ftsupervise.model import Cause, CauseKind, Claim, End, Failure, Reached
+from ftsupervise.model import Cause, CauseKind, Claim, Failure, Reached
 from ftsupervise.nodes.incidents import Incident, IncidentLog
-from ftsupervise.rundir.ledger import as_attempt, write_end
+from ftsupervise.rundir.ledger import over, write_end
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import (
     KEPT,
@@ -148,25 +148,18 @@ class PreparedRun:
         braked: bool = False,
         **more: Any,
     ) -> None:
-        """The attempt ends ``after`` its last progress. ``more``: fields of ``End``."""
+        """The attempt ends ``after`` its last progress. ``more``: fields of ``Attempt``."""
         self.clock += after
         reached = Reached(self._first, self.step if self._first is not None else None, self.saved or None)
         made = self._first is not None
-        ended = End(
-            cause,
-            failure,
-            more.pop("code", 1 if failure is not None else 0),
-            self.clock - self.began,
-            reached._replace(saving=self._saving if made else None, trouble=self.trouble()),
-            self._ready if made else None,
-            self._worked,
-            **more,
-        )
-        mine, at = Claim(self.number, self.rundir.attempt(self.number)), self.clock
+        reached = reached._replace(saving=self._saving if made else None, trouble=self.trouble())
+        more = {"exit_code": 1 if failure is not None else 0, "then": then, "braked": braked, **more}
+        more.update(failure=failure, ready=self._ready if made else None, worked=self._worked)
+        mine, at, lasted = Claim(self.number, self.rundir.attempt(self.number)), self.clock, self.clock - self.began
 
         def write(begin: datetime) -> None:
-            one = as_attempt(mine, ended, begin + timedelta(seconds=at), then)
-            write_end(mine.folder, one._replace(braked=braked))
+            one = over(mine.number, cause, begin + timedelta(seconds=at), lasted, reached)
+            write_end(mine.folder, one._replace(**more))
 
         self.pages.append(write)
         if made:  # the last page of its supervisor stays

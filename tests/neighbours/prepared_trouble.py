@@ -110,7 +110,7 @@ def was_cancelled(folder: Path, now: datetime) -> Story:
     run.queue(5 * MINUTE)
     run.start(2 * MINUTE)
     run.train(5 * HOUR)
-    run.end(Cause(CauseKind.CANCELLED, signal=15), None, after=20, code=143)
+    run.end(Cause(CauseKind.CANCELLED, signal=15), None, after=20, exit_code=143)
     run.queue(25 * MINUTE)
     run.write(now, running=False)
     watch_looked(run.rundir, now - timedelta(seconds=20))

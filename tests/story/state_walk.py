@@ -24,7 +24,7 @@ from click.testing import CliRunner
 
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.cli import ftsupervise
-from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind, Reached
+from ftsupervise.model import Cause, CauseKind, Failure, FailureKind, Reached
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.run import fencing
 from ftsupervise.rundir import ledger
@@ -271,8 +271,9 @@ class Walk:
             self.first if made else None, self.now.step if made else None, self.saved_now, trouble=trouble
         )
         cause = Cause(CauseKind.EXIT, code=1) if failure else Cause(CauseKind.WARNING)
-        ended = End(cause, failure, reached=reached)
-        ledger.write_end(self.claim.folder, ledger.as_attempt(self.claim, ended, datetime.now(timezone.utc)))
+        ended = ledger.over(self.claim.number, cause, datetime.now(timezone.utc), reached=reached)
+        ended = ended._replace(failure=failure)
+        ledger.write_end(self.claim.folder, ended)
         self.keeper.ended(ended, ())
 
     # ------------------------------------------------------------------------------------------------------ the model

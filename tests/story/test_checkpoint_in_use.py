@@ -19,7 +19,7 @@ from ftsupervise.checkpoints.manifest import read_manifest
 from ftsupervise.checkpoints.offload import offload
 from ftsupervise.checkpoints.retain import A_DAY, Candidate, Retention, in_use, leftovers, plan, remove, sweep
 from ftsupervise.checkpoints.stores import FolderStore
-from ftsupervise.model import Cause, CauseKind, End
+from ftsupervise.model import Cause, CauseKind
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.attempt_pages import write_page
 from ftsupervise.rundir.paths import RunDir
@@ -39,7 +39,7 @@ def test_what_the_newest_attempt_and_a_living_one_began_from_is_in_use(tmp_path:
         ledger.write_start(mine, {}, ["true"], NOW, None)  # this process lives
         write_page(mine.folder, Resumed(f"step-{step}", step))
         if over:
-            ledger.write_end(mine.folder, ledger.as_attempt(mine, End(Cause(CauseKind.FINISHED)), NOW))
+            ledger.write_end(mine.folder, ledger.over(mine.number, Cause(CauseKind.FINISHED), NOW))
     used = in_use(rundir, rundir.checkpoints, time.time(), {})
     assert used == {"step-20": "attempt 2 began from it", "step-40": "attempt 4 began from it"}
     ones = [

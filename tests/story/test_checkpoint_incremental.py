@@ -13,7 +13,7 @@ import pytest
 
 from ftsupervise import Guard
 from ftsupervise.checkpoints.commit import base_for, share
-from ftsupervise.checkpoints.manifest import contents_of
+from ftsupervise.checkpoints.contents import contents_of
 from ftsupervise.checkpoints.retain import remove, sweep
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ENV_RUN_DIR, ENV_STAGING

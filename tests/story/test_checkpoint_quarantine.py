@@ -15,7 +15,7 @@ import pytest
 from ftsupervise import Guard
 from ftsupervise.checkpoints.quarantine import quarantined, set_aside
 from ftsupervise.checkpoints.suspicion import suspect
-from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End, Failure, FailureKind
+from ftsupervise.model import Attempt, Cause, CauseKind, Claim, Failure, FailureKind
 from ftsupervise.rundir import fence, ledger, switches
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Resumed
@@ -162,8 +162,8 @@ class Scene:
         for _ in range(times):
             mine = self.begin()
             self.choose()
-            ended = End(Cause(CauseKind.EXIT, code=1), Failure(kind, sign), 1)
-            ledger.write_end(mine.folder, ledger.as_attempt(mine, ended, NOW))
+            ended = ledger.over(mine.number, Cause(CauseKind.EXIT, code=1), NOW)
+            ledger.write_end(mine.folder, ended._replace(failure=Failure(kind, sign), exit_code=1))
 
     def aside(self) -> list[str]:
         return [one.name for one in quarantined(self.rundir.checkpoints)]

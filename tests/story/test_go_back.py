@@ -12,7 +12,7 @@ import pytest
 from ftsupervise import Guard
 from ftsupervise.checkpoints.quarantine import quarantined
 from ftsupervise.guard.resume import CannotResume
-from ftsupervise.model import Cause, CauseKind, Claim, End, Failure, FailureKind, Reached
+from ftsupervise.model import Cause, CauseKind, Failure, FailureKind, Reached
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.attempt_pages import read_page
 from ftsupervise.rundir.paths import RunDir
@@ -52,12 +52,9 @@ class Scene:
         folder = self.begin()
         self.choose()
         found = LossTrouble(NOT_A_NUMBER, since, since, 0, f"nan at step {since}", then)
-        ended = End(
-            Cause(CauseKind.NOT_A_NUMBER),
-            Failure(FailureKind.NUMBERS, NOT_A_NUMBER),
-            reached=Reached(1, since, trouble=found),
-        )
-        ledger.write_end(folder, ledger.as_attempt(Claim(int(folder.name), folder), ended, NOW))
+        cause, reached = Cause(CauseKind.NOT_A_NUMBER), Reached(1, since, trouble=found)
+        ended = ledger.over(int(folder.name), cause, NOW, reached=reached)
+        ledger.write_end(folder, ended._replace(failure=Failure(FailureKind.NUMBERS, NOT_A_NUMBER)))
 
     def aside(self) -> list[str]:
         return [one.name for one in quarantined(self.rundir.checkpoints)]

@@ -25,7 +25,7 @@ import pytest
 
 from ftsupervise import Guard
 from ftsupervise.checkpoints.commit import commit
-from ftsupervise.model import Cause, CauseKind, Claim, End
+from ftsupervise.model import Cause, CauseKind, Claim
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.rundir import fence, ledger
 from ftsupervise.rundir.lineage import keep_lineage
@@ -451,7 +451,7 @@ def test_no_flipped_bit_of_a_snapshot_in_memory_is_loaded(run: Run, flips: int) 
         keeper, folder = run.job()
         _, places = run.trains(keeper, folder, draw)
         flip(draw, Scene(lambda: None, places, 2, 3))
-        keeper.ended(End(Cause(CauseKind.WARNING)), ())
+        keeper.ended(ledger.over(1, Cause(CauseKind.WARNING), datetime.now(timezone.utc)), ())
         guard, _, step = run.begins(keeper, run.claim())
         assert step == 2
         guard.close()

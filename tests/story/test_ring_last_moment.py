@@ -95,8 +95,8 @@ def test_who_raised_for_another_ones_end_is_not_named_though_heard_of_first(tmp_
     signals: Any = None
     asked = options(tmp_path, "srun", "train", in_place=in_place)
     one = RunningCommand(CommandSpec(asked, mine, asked.command, JobEnd(), signals, nobody, agents))
-    said = [one.reported_death() for _ in range(2)]
-    assert one.death == killed
+    said = [one.deaths.reported(warned=False) for _ in range(2)]
+    assert one.deaths.death == killed
     assert (said == [None, None]) == (in_place == 0), "where nobody starts it again, nobody ends it for that either"
 
 
@@ -121,9 +121,9 @@ def test_a_rank_that_the_command_has_outlived_is_not_what_it_ended_of(
     asked = options(tmp_path, "srun", "train", in_place=0)
     one = RunningCommand(CommandSpec(asked, mine, asked.command, JobEnd(), signals, nobody, agents))
     for seconds, named in ((3600.0, False), (5.0, True)):
-        one.crashes = [RankExit(1, "node-1", 11, monotonic() - seconds, 1, False, False, True)]
+        one.deaths.crashes = [RankExit(1, "node-1", 11, monotonic() - seconds, 1, False, False, True)]
         one.read_the_last_events()
-        assert (one.death is not None) == named
+        assert (one.deaths.death is not None) == named
 
 
 def test_a_rank_that_was_killed_is_named_though_its_node_is_heard_of_only_while_the_others_are_ended(
@@ -141,12 +141,12 @@ def test_a_rank_that_was_killed_is_named_though_its_node_is_heard_of_only_while_
     signals: Any = SimpleNamespace(wait=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=5)
     one = RunningCommand(CommandSpec(asked, mine, asked.command, JobEnd(), signals, nobody, agents))
-    assert one.reported_death() == raised.cause()
+    assert one.deaths.reported(warned=False) == raised.cause()
     one.now = AttemptProgress(AttemptState.KILLING, now - 11.8, died_at=now - 11.8)
-    one.touched = now - 11.7
+    one.deaths.touched = now - 11.7
     one.read_the_last_events()
-    assert one.death == killed
-    assert ours not in one.crashes, "we have killed it"
+    assert one.deaths.death == killed
+    assert ours not in one.deaths.crashes, "we have killed it"
 
 
 @pytest.mark.fault(
@@ -162,10 +162,10 @@ def test_however_long_it_takes_to_end_the_others_the_rank_that_they_were_ended_f
     asked = options(tmp_path, "srun", "train", in_place=5)
     one = RunningCommand(CommandSpec(asked, mine, asked.command, JobEnd(), signals, nobody, agents))
     began = monotonic() - 90.0
-    one.crashes = [RankExit(1, "node-1", 11, began, -9, False, False, True)]
+    one.deaths.crashes = [RankExit(1, "node-1", 11, began, -9, False, False, True)]
     one.now = AttemptProgress(AttemptState.KILLING, began + 0.1, died_at=began + 0.1)
     one.read_the_last_events()
-    assert one.death is not None and one.death.rank == 1
+    assert one.deaths.death is not None and one.deaths.death.rank == 1
 
 
 def test_a_wait_of_no_time_hears_that_we_are_to_leave_too(tmp_path: Path) -> None:

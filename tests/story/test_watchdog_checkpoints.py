@@ -301,13 +301,13 @@ def test_a_torn_save_of_a_script_with_a_form_of_its_own_is_a_warning_and_its_end
     found = scene.look("checkpoints")["whole"]
     assert (found.health, found.severity) == (Health.BAD, Severity.WARNING)
     assert found.summary == (
-        "checkpoint checkpoint_0003.pth is torn: checkpoint_0003.pth is empty; "
+        "checkpoint_0003.pth is torn: checkpoint_0003.pth is empty; "
         "nothing says that checkpoint_0002.pth before it is torn"
     )
     (scene.rundir.checkpoints / "checkpoint_0003.pth").rename(tmp_path / "aside")
     scene.memory = {}  # the disk was full, and nothing was remembered
     found = scene.look("checkpoints")["whole"]
-    assert (found.health, found.summary) == (Health.OK, "nothing says that checkpoint checkpoint_0002.pth is torn")
+    assert (found.health, found.summary) == (Health.OK, "nothing says that checkpoint_0002.pth is torn")
 
 
 def test_a_save_that_began_behind_the_list_of_checkpoints_is_not_torn(tmp_path: Path, probe: Probe) -> None:

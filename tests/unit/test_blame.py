@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind, NodeRanks, Standstill, ended
+from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, NodeRanks, Standstill, ended
 from ftsupervise.nodes import incidents, selector
 from ftsupervise.nodes.exclude import fitting
 from ftsupervise.nodes.incidents import CLEARED, EXCLUDE, TRUST, Incident, NodeHistory, Override
@@ -18,6 +18,7 @@ from ftsupervise.nodes.selector import against, known_as
 from ftsupervise.ranks.hang_detector import HangState, HangVerdict
 from ftsupervise.ranks.hang_monitor import cause_of
 from ftsupervise.run.exit_analysis import blamed, hardware
+from ftsupervise.rundir.ledger import over
 from ftsupervise.scheduler.parse import NodeInventory
 from ftsupervise.truth import RankState
 
@@ -157,11 +158,15 @@ def test_the_runs_own_word_goes_before_that_of_all_runs() -> None:
 # --------------------------------------------------------------------------------------------------------- whom it blames
 
 
-def end(kind: FailureKind, cause: Cause, output: str = "") -> End:
-    return End(cause, Failure(kind, "x"), 1, gone=blamed(output), hardware=hardware(output))
+Ended = tuple[Attempt, tuple[str, ...]]  # with the nodes that Slurm's lines name
 
 
-def hang(*at: tuple[str, str]) -> End:
+def end(kind: FailureKind, cause: Cause, output: str = "") -> Ended:
+    one = over(1, cause, NOW)._replace(failure=Failure(kind, "x"), exit_code=1, hardware=hardware(output))
+    return one, blamed(output)
+
+
+def hang(*at: tuple[str, str]) -> Ended:
     found = Cause(
         CauseKind.HANG, tuple(NodeRanks(*one) for one in at), how=Standstill.STOPPED, phase="train", waited=9.1
     )
@@ -199,8 +204,8 @@ ECC = "CUDA error: uncorrectable ECC error encountered"
         (end(FailureKind.SIGNAL, Cause(CauseKind.SIGNAL, signal=9)), None),  # by whom, nobody knows
     ],
 )
-def test_whom_a_failure_speaks_against(end: End, blames: tuple[str, str, str] | None) -> None:
-    assert [one[:3] for one in against(end, {})] == ([blames] if blames else [])
+def test_whom_a_failure_speaks_against(end: Ended, blames: tuple[str, str, str] | None) -> None:
+    assert [one[:3] for one in against(*end, {})] == ([blames] if blames else [])
 
 
 def test_the_words_of_a_hang_agree_in_number_and_name_no_step_or_phase_that_is_not_known() -> None:
@@ -222,18 +227,18 @@ def test_a_hang_of_ranks_on_two_nodes_speaks_against_both() -> None:
     odd = tuple(RankState(rank, node, 30, "train", 0, 0, 0) for rank, node in ((2, "node-1"), (5, "node-2")))
     verdict = HangVerdict(HangState.HUNG, "train", 30, waited=9.1, outliers=odd, how=Standstill.STOPPED)
     words = "hang: rank 2 on node-1, rank 5 on node-2 are stopped; no progress for 9.1 s at step 30 (train)"
-    found = against(end(FailureKind.HANG, cause_of(verdict)), {})
+    found = against(*end(FailureKind.HANG, cause_of(verdict)), {})
     assert found == [("node-1", "hang", "2", words), ("node-2", "hang", "5", words)]
 
 
 def test_several_ranks_of_one_node_are_one_trouble_of_it() -> None:
     """Or one hang would weigh as two, and the node would be excluded for it."""
-    assert [one[:3] for one in against(hang(("node-1", "2"), ("node-1", "3")), {})] == [("node-1", "hang", "2,3")]
+    assert [one[:3] for one in against(*hang(("node-1", "2"), ("node-1", "3")), {})] == [("node-1", "hang", "2,3")]
 
 
 def test_a_rank_whose_node_is_not_known_speaks_against_no_node() -> None:
-    assert against(hang(("", "2")), {}) == []
-    assert [one[0] for one in against(hang(("", "2"), ("node-2", "5")), {})] == ["node-2"]
+    assert against(*hang(("", "2")), {}) == []
+    assert [one[0] for one in against(*hang(("", "2"), ("node-2", "5")), {})] == ["node-2"]
 
 
 def test_a_host_that_torchrun_names_with_its_domain_is_slurms_node() -> None:
@@ -243,7 +248,7 @@ def test_a_host_that_torchrun_names_with_its_domain_is_slurms_node() -> None:
 
 
 def test_a_node_that_went_away_is_blamed_and_not_the_rank_that_died_of_it() -> None:
-    found = against(end(FailureKind.NODE, rank_1(-9)), {"node-2": "down*"})
+    found = against(*end(FailureKind.NODE, rank_1(-9)), {"node-2": "down*"})
     assert [one[:2] for one in found] == [("node-2", "node")]
 
 

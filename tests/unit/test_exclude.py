@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.model import Cause, CauseKind, Claim, End, Failure, FailureKind
+from ftsupervise.model import Cause, CauseKind, Claim, Failure, FailureKind
 from ftsupervise.nodes import exclude, incidents, judging
 from ftsupervise.nodes.selector import NodePolicy, NodeSelector, Placement
 from ftsupervise.run import Options
+from ftsupervise.rundir.ledger import over
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import COMES_LAST, Straggler
 from ftsupervise.rundir.records import write_json
@@ -22,7 +23,7 @@ from tests.neighbours.queue import Queue
 
 NOW = datetime.now(timezone.utc)
 BAD = judging.JudgedNode("n7", 3.0, "excluded", "a failed health command")
-ENDED = End(Cause(CauseKind.EXIT, code=1), Failure(FailureKind.CODE, "exit 1"), 1)
+ENDED = over(1, Cause(CauseKind.EXIT, code=1), NOW)._replace(failure=Failure(FailureKind.CODE, "exit 1"), exit_code=1)
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def test_many_ranks_make_the_looks_rare_and_not_the_alarm(tmp_path: Path) -> Non
 
     past = GapHistory({"train": PhaseStats(0.05, 1000)})
     detector = Detector(HangLimits(floor=2.0), past)
-    detector.seen_here["train"] = 100
+    detector.pace.seen_here["train"] = 100
     monitor = HangMonitor(detector, pulses, lambda *_: {}, tmp_path)
     verdict = None
     while verdict is None and time.monotonic() - began < 150:

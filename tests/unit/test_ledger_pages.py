@@ -18,7 +18,6 @@ from ftsupervise.model import (
     Cause,
     CauseKind,
     Claim,
-    End,
     Failure,
     FailureKind,
     NodeRanks,
@@ -27,7 +26,7 @@ from ftsupervise.model import (
 )
 from ftsupervise.model import ended as died
 from ftsupervise.rundir.attempt_pages import KeptSnapshotPage, write_page
-from ftsupervise.rundir.ledger import as_attempt, claim, ledger, write_end, write_start
+from ftsupervise.rundir.ledger import claim, ledger, over, write_end, write_start
 from ftsupervise.rundir.paths import RunDir
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "records" / "ledger"
@@ -75,26 +74,27 @@ def files_opened() -> Iterator[list[str]]:
         _watched.remove(found)
 
 
-def written(tmp_path: Path, *ends: End) -> tuple[Attempt, ...]:
+def written(tmp_path: Path, *ends: Attempt) -> tuple[Attempt, ...]:
     rundir = RunDir(tmp_path)
     rundir.attempts.mkdir()
     for end in ends:
         mine: Claim = claim(rundir)
         write_start(mine, {"SLURM_JOB_ID": "88"}, ["true"], NOW, None)
-        write_end(mine.folder, as_attempt(mine, end, NOW, "left"))
+        write_end(mine.folder, end._replace(number=mine.number, then="left"))
     return ledger(rundir)
 
 
 @pytest.mark.parametrize("cause", CAUSES, ids=lambda one: one.kind.name)
 def test_a_cause_is_read_as_it_was_written(tmp_path: Path, cause: Cause) -> None:
-    (one,) = written(tmp_path, End(cause))
+    (one,) = written(tmp_path, over(1, cause, NOW))
     assert (one.cause, one.words, one.failure) == (cause, cause.words(), None)
 
 
 def test_a_failure_is_read_as_it_was_written_and_its_page_can_be_read_without_us(tmp_path: Path) -> None:
     failed = Failure(FailureKind.CODE, "exit 1", "ValueError: no such shape", "ValueError")
-    reached = Reached(1, 50, 40)
-    (one,) = written(tmp_path, End(died(1, "node-1", "3"), failed, 1, 60.0, reached, 12.5))
+    reached = Reached(1, 50, 40, NOW.timestamp() - 47.5)
+    ended = over(1, died(1, "node-1", "3"), NOW, 60.0, reached)
+    (one,) = written(tmp_path, ended._replace(failure=failed, exit_code=1))
     assert (one.failure, one.first_step, one.last_step, one.saved, one.ready) == (failed, 1, 50, 40, 12.5)
     page = json.loads((tmp_path / "attempts" / "0001" / "end.json").read_text())
     assert page["words"] == "rank 3 on node-1 exit 1"
@@ -117,7 +117,7 @@ def test_a_failure_is_read_as_it_was_written_and_its_page_can_be_read_without_us
     ],
 )  # fmt: skip
 def test_a_damaged_page_is_read_as_far_as_it_goes(tmp_path: Path, cause: object) -> None:
-    written(tmp_path, End(HANG))
+    written(tmp_path, over(1, HANG, NOW))
     path = tmp_path / "attempts" / "0001" / "end.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "cause": cause}))
     (one,) = ledger(RunDir(tmp_path))
@@ -140,7 +140,7 @@ def test_an_attempt_that_has_ended_is_read_again_only_when_its_folder_has_change
     def opened(events: list[str]) -> list[str]:
         return [one for one in events if one.endswith(".json")]
 
-    written(tmp_path, *(End(died(1, "node-1", "0"), code=1) for _ in range(3)))
+    written(tmp_path, *(over(1, died(1, "node-1", "0"), NOW) for _ in range(3)))
     rundir, hour_ago = RunDir(tmp_path), time.time() - 3600
     for number in (1, 2, 3):
         os.utime(rundir.attempt(number), (hour_ago, hour_ago))

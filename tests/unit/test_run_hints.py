@@ -10,7 +10,7 @@ import pytest
 from ftsupervise.hostlist import expand_counts
 from ftsupervise.model import Cause
 from ftsupervise.ranks.protocol import RankExit
-from ftsupervise.run.command import HintChecker
+from ftsupervise.run.deaths import HintChecker
 from ftsupervise.run.exit_analysis import Ours, blamed, cause_of, first_death, hints
 from tests.neighbours.patience import wait_until
 

@@ -17,7 +17,7 @@ from ftsupervise.probe import Entry, Missing, NotSeen, Space, Tree
 from ftsupervise.rundir.heartbeat_page import SAVE_FAILED
 from ftsupervise.rundir.records import as_text
 from ftsupervise.truth import Health
-from ftsupervise.units import show_duration, show_size
+from ftsupervise.units import checkpoint_words, show_duration, show_size
 from ftsupervise.watch.watchdogs.own_checkpoints import finished, folder_of
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK
 from ftsupervise.watch.watchdogs.run_signs import newest_beats, server_now
@@ -208,7 +208,7 @@ def _age(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) 
     limit = settings.late * cadence
     since = f"{show_duration(max(0.0, now - made[-1][1]))} old" if made else "no checkpoint"
     usual = show_duration(cadence)
-    text = f"newest checkpoint {name}: {since}, {show_duration(spent)} of it at work; one is usual every {usual}"
+    text = f"newest {checkpoint_words(name)}: {since}, {show_duration(spent)} of it at work; one is usual every {usual}"
     return _finding(look, "age", spent > limit, text, value=show_duration(spent), limit=show_duration(limit))
 
 
@@ -234,7 +234,7 @@ def _worked(look: Look, before: float, now: float, at_work: bool) -> float:
 def _size(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) -> Finding:
     newest, usual = ones[-1], usual_size(ones)
     if newest.size is None:
-        return _finding(look, "size", None, f"checkpoint {newest.name} could not be measured")
+        return _finding(look, "size", None, f"{checkpoint_words(newest.name)} could not be measured")
     young = now - newest.mtime < settings.settle.total_seconds()
     files = [one.files for one in ones[:-1] if one.files]
     wrong = []
@@ -250,7 +250,7 @@ def _size(look: Look, settings: Settings, ones: tuple[Written, ...], now: float)
     text = " and ".join(wrong) if wrong else f"is {show_size(newest.size)}"
     if wrong and young:
         text += f", but may not be complete yet ({show_duration(now - newest.mtime)} old)"
-    return _finding(look, "size", bool(wrong) and not young, f"checkpoint {newest.name} {text}")
+    return _finding(look, "size", bool(wrong) and not young, f"{checkpoint_words(newest.name)} {text}")
 
 
 def _known_whole(look: Look, newest: Written) -> bool:
@@ -273,13 +273,13 @@ def _whole(look: Look, settings: Settings, ones: tuple[Written, ...], now: float
     good = next((one for one in seen if one["state"] in _GOOD), None)
     own = good is None and not any(one["manifest"] for one in seen)  # not a known form: it may be torn, never whole
     if own and (not seen or _says_nothing(seen[0])):
-        yield _finding(look, "whole", False, f"nothing says that checkpoint {ones[-1].name} is torn")
+        yield _finding(look, "whole", False, f"nothing says that {checkpoint_words(ones[-1].name)} is torn")
         return
     silent = next((one for one in seen if own and _says_nothing(one)), None)
     wanting = [one for one in seen if one["state"] not in _GOOD and not (own and _says_nothing(one))]
     settled = [one for one in wanting if _settled(one, ones, settings, now)]
     if good is not None and not settled:
-        yield _finding(look, "whole", False, f"checkpoint {Path(good['path']).name} is {good['state']}")
+        yield _finding(look, "whole", False, f"{checkpoint_words(Path(good['path']).name)} is {good['state']}")
         return
     blind = all(one["state"] == CheckpointState.UNSEEN.value for one in settled)
     wrong = "; ".join(
@@ -291,7 +291,7 @@ def _whole(look: Look, settings: Settings, ones: tuple[Written, ...], now: float
     old = _too_old(good, settings, ones, now) if good else ""
     rest += f", and none newer was good for {old}" if old else ""
     severity = Severity.WARNING if (good or silent) and not old else Severity.CRITICAL
-    text = f"checkpoint {wrong}; {rest}" if settled else f"the newest checkpoint may not be complete yet; {rest}"
+    text = f"{checkpoint_words(wrong)}; {rest}" if settled else f"the newest checkpoint may not be complete yet; {rest}"
     bad = None if blind and settled else bool(settled)
     yield _finding(look, "whole", bad, text, severity=severity)
 

@@ -15,7 +15,7 @@ from ftsupervise.rundir import log_lines
 from ftsupervise.rundir.stalls import Signal
 from ftsupervise.rundir.step_reader import StepReader
 from ftsupervise.truth import Beat
-from ftsupervise.units import show_size
+from ftsupervise.units import checkpoint_words, show_size
 from ftsupervise.watch.watchdogs import run_signs
 from ftsupervise.watch.watchdogs.own_checkpoints import folder_of, newest_save
 from ftsupervise.watch.watchdogs.run_signs import newest_beats, number, server_now
@@ -176,7 +176,7 @@ def _checkpoint(look: Look, settings: Hang) -> list[Signal]:
         return []
     name, at = found
     now = server_now(look, folder_of(look))
-    return [Signal("checkpoint", max(0.0, now - at), f"checkpoint {name}")]
+    return [Signal("checkpoint", max(0.0, now - at), checkpoint_words(name))]
 
 
 def _gpu(look: Look, now: float) -> list[Signal]:

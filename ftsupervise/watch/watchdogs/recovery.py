@@ -46,7 +46,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
     attempts = look.attempts
     if any((one.source == OUTPUT and one.first_step is not None) or one.percent is not None for one in attempts):
         yield _resumes(look)
-    seen = [a for a in attempts if a.cause is not None and a.cause.kind is not CauseKind.UNKNOWN]
+    seen = [a for a in attempts if a.kind not in (None, CauseKind.UNKNOWN)]
     failed = [a for a in seen if a.cause is not None and not a.cause.orderly]
     if not failed or look.rundir.finished.exists():
         yield _finding(look, False, "no failure to recover from")
@@ -95,7 +95,7 @@ def _works(attempts: tuple[Attempt, ...], failed: Attempt) -> str:
     for one in reversed(attempts):
         if one.number <= failed.number:
             break
-        runs = one is attempts[-1] and one.ended is None and (one.cause is None or one.cause.kind is CauseKind.UNKNOWN)
+        runs = one is attempts[-1] and one.ended is None and one.kind in (None, CauseKind.UNKNOWN)
         if not runs and one.ended is None:  # lost: nobody knows what it did last
             continue
         if one.percent is not None:
@@ -115,7 +115,7 @@ def _patience(look: Look, settings: Settings) -> timedelta:
 def _starting(look: Look, attempts: tuple[Attempt, ...], failed: Attempt, patience: timedelta) -> str:
     """Return, as a sentence, the attempt or launch since the failure that still has time to start; "" if there is none."""
     newest = attempts[-1]
-    runs = newest.cause is None or newest.cause.kind is CauseKind.UNKNOWN  # UNKNOWN: on another host than this
+    runs = newest.kind in (None, CauseKind.UNKNOWN)  # UNKNOWN: on another host than this
     open_end = newest.ended is None and runs
     if newest.number > failed.number and open_end and look.now - newest.started < patience:
         return f"attempt {newest.number} is starting"
