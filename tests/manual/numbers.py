@@ -41,7 +41,7 @@ SETTING: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # Slurm's own, or of the kernel, torch or a file system
 SLURM: dict[str, tuple[str, ...]] = {
-    "docs/faq.md": ("(30 s) to save",),
+    "docs/faq.md": ("(30 s).",),
     "docs/launching.md": ("SlurmdTimeout (300 s by default)",),
     "docs/own-script.md": ("the last 8 kB of what it prints",),
     "docs/planning.md": ("comes up to 60 s early",),
