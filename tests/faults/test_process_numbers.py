@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +82,7 @@ def test_the_end_of_a_run_ends_nobody_who_has_the_number_of_a_shell_that_died_lo
     begin: Callable[[], Repeated | OrphanReaper],
 ) -> None:
     """The shells beside a run last as long as it, for days, and whatever the kernel ends for its memory is reaped at once."""
-    beside = begin()
-    assert beside.shell is not None
-    number = beside.shell.pid
-    end_group(number)
-    until(lambda: number in [pid for pid, _ in bounded.reap()], "the end of the shell")
-    other = next(one for one in begun_as(number) if one is not None)
+    beside, other = next(one for one in begun_with_its_number(begin, until) if one is not None)
     try:
         beside.stop()
         time.sleep(0.1)
@@ -96,13 +92,26 @@ def test_the_end_of_a_run_ends_nobody_who_has_the_number_of_a_shell_that_died_lo
         other.wait()
 
 
-def begun_as(number: int) -> Iterator[subprocess.Popen[bytes] | None]:
-    """Another run of the account: a process that leads a session, with this number. None for each try that had another one."""
-    for _ in range(500):
-        LAST.write_text(str(number - 1))
-        one = subprocess.Popen(["sleep", "600"], start_new_session=True)
-        if one.pid == number:
-            yield one
-        one.kill()
-        one.wait()
+def begun_with_its_number(
+    begin: Callable[[], Repeated | OrphanReaper], until: Until
+) -> Iterator[tuple[Repeated | OrphanReaper, subprocess.Popen[bytes]] | None]:
+    """A shell that has died, and another run of the account: a process that leads a session, with the shell's number. None for
+    each shell whose number some other process of this machine was given."""
+    for _ in range(20):
+        beside = begin()
+        assert beside.shell is not None
+        number = beside.shell.pid
+        end_group(number)
+        until(partial(reaped, number), "the end of the shell")
+        for _ in range(20):
+            LAST.write_text(str(number - 1))
+            one = subprocess.Popen(["sleep", "600"], start_new_session=True)
+            if one.pid == number:
+                yield beside, one
+            one.kill()
+            one.wait()
         yield None
+
+
+def reaped(number: int) -> bool:
+    return number in [pid for pid, _ in bounded.reap()]
