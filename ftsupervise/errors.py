@@ -25,6 +25,7 @@ A message is one sentence for the person awake at 3 a.m.: what failed, where, an
 from __future__ import annotations
 
 import errno
+import os
 
 TYPE_CHECKING = False  # without typing: training loops import this file
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class Cancelled(Error):
     exit_code = 130
 
 
-# What a file system answers whose server, disk or daemon is gone. What lies there is unknown, and may come back.
+# A file system answers with these when its server, disk or daemon is gone. Nobody knows what lies there, and it may come back.
 AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EREMOTEIO)
 
 
@@ -135,7 +136,14 @@ def from_os_error(error: OSError, doing: str = "") -> Error:
     if error.errno == errno.EROFS:
         return CannotWrite(text, hint="the file system refuses writes; check the mount, then try again")
     if error.errno in AWAY:
-        return NoAnswer(text, hint="its disk or file server fails, or the mount is broken: findmnt -T its path; dmesg")
+        from shlex import quote
+
+        mount = (
+            f"findmnt -T {quote(os.fsdecode(error.filename))}"
+            if isinstance(error.filename, (str, bytes))
+            else "findmnt"
+        )
+        return NoAnswer(text, hint=f"its disk or file server fails, or the mount is broken: {mount}; dmesg")
     if error.errno in (errno.EACCES, errno.EPERM):
         return NotPermitted(text, hint="ask its owner, or use another directory")
     if error.errno in (errno.ENOENT, errno.ENOTDIR):

@@ -110,10 +110,12 @@ def _make_sure(names: list[str], yes: bool, confirm: str | None, now: bool) -> N
             f"no terminal to ask whether to stop {name}",
             hint=f"say --yes, or --confirm {name}" if len(names) == 1 else "say --yes",
         )
-    it, they = ("Its jobs", "Their jobs") if now else ("It is asked", "They are asked")
-    it = it if len(names) == 1 else they
-    chains = "its whole chain leaves" if len(names) == 1 else "their whole chains leave"
-    it = f"{it} are ended at once: what is not saved within seconds is lost" if now else f"{it} to save, and {chains}"
+    one = len(names) == 1
+    if now:
+        it = f"{'Its' if one else 'Their'} jobs are ended at once: what is not saved within seconds is lost"
+    else:
+        it = "It is asked to save, and its whole chain leaves"
+        it = it if one else "They are asked to save, and their whole chains leave"
     time_limit.person_is_asked()
     sure = click.confirm(f"Stop {name}? {it}", default=False, err=for_a_program())
     time_limit.person_has_answered()

@@ -17,7 +17,7 @@ LINKS = 40  # as many as the kernel follows
 Make = Callable[[str, int], object]  # of a folder: its name, and the open one that it is made in
 _HELD = "/proc/self/fd/"  # what ``ownership.held`` names folders by
 
-_TIMES = 8  # that a file is looked for by its name
+_TIMES = 32  # that a file is looked for by its name: two looks of five may meet a page that is written a thousand times a second
 Look = TypeVar("Look", bound=Callable[..., Any])
 
 _judged: set[tuple[str, str]] = set()  # the folders of files as they were typed, and those that they lead to
@@ -60,19 +60,26 @@ class LinkOfStranger(PermissionError):
         return type(self), self._made
 
 
+class Stale(OSError):
+    """ESTALE of each look for the same file: its server has lost it. Who asked for the look does not look again in turn."""
+
+
 def anew(look: Look) -> Look:
     """Have ``look`` look for its file again, by the name, where that was replaced while it was opened, judged or read: a file
-    server says ESTALE of the former one, which another machine has removed."""
+    server says ESTALE of the former one, which another machine has removed. Raises Stale where that does not end."""
 
     @wraps(look)
     def looked(*args: Any, **named: Any) -> Any:
-        for _ in range(_TIMES - 1):
+        left = _TIMES
+        while True:
             try:
                 return look(*args, **named)
             except OSError as error:
-                if error.errno != errno.ESTALE:
+                left -= 1
+                if error.errno != errno.ESTALE or isinstance(error, Stale):
                     raise
-        return look(*args, **named)
+                if not left:
+                    raise Stale(error.errno, error.strerror, error.filename) from None
 
     return looked  # type: ignore[return-value]
 

@@ -138,8 +138,15 @@ def end_now(rundir: RunDir) -> JobsEnded:
     from ftsupervise.errors import Error
     from ftsupervise.rundir.switches import nothing_held
 
+    arrays = set[str]()
+
+    def cancel(scheduler: Scheduler, job: Job) -> None:
+        if job.base_id not in arrays:  # an array is ended whole: with those of its members that begin meanwhile
+            scheduler.cancel(job.base_id)
+        arrays.add(job.base_id)
+
     try:
-        ended = _cancel(rundir, lambda job: True, lambda scheduler, job: scheduler.cancel(job.base_id))
+        ended = _cancel(rundir, lambda job: True, cancel)
         for one in (rundir, *map(rundir.group, rundir.group_names())):
             nothing_held(one)
     except (Error, OSError) as error:

@@ -1,6 +1,6 @@
-"""What tells of the ends of ranks while the command of one attempt runs, and of what it ended once it is over.
+"""Finds out which rank ended first while the command of one attempt runs, and what the command ended of once it is over.
 
-It asks and judges, and ends nothing.
+This module asks and judges, and ends nothing.
 
 Output is a hint: what it says of our ranks and nodes is confirmed before anything is ended for it.
 
@@ -218,7 +218,7 @@ READ = 1.0  # seconds for what was printed before we ended any rank
 
 
 class EndSigns(NamedTuple):
-    """What was seen at the end of an attempt, by which the job decides and which the ledger does not keep."""
+    """The job decides by these signs of how an attempt ended; the ledger does not keep them."""
 
     stop_signal: int = 0  # that asked us to stop
     warned: bool = False

@@ -119,12 +119,13 @@ def kind_of_job(job_id: str) -> str:
 
 
 class EndOfJob(NamedTuple):
-    """What a person types to end a job that runs, at once."""
+    """A person ends a job that runs, at once, by typing ``types``.
+
+    ``before_next``: what must be typed before the run is launched again; "": its other jobs stay, and the next one goes on.
+    """
 
     types: str
-    before_next: str = (
-        ""  # what is to be typed before it is launched again; "": its other jobs stay, and the next one goes on
-    )
+    before_next: str = ""
 
 
 def how_to_end(job_id: str, run: str) -> EndOfJob:

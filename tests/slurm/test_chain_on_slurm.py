@@ -97,6 +97,24 @@ def test_kill_ends_what_the_brake_holds_and_no_other_job(scene: Callable[..., Sc
     here.sandbox.run(["scancel", other])
 
 
+@pytest.mark.parametrize("chain", ["array", "daisy"])
+def test_kill_now_ends_all_jobs_of_the_run_and_no_other(scene: Callable[..., Scene], until: Until, chain: str) -> None:
+    """The program stands and has no guard: nobody answers the kill switch."""
+    here = scene(nodes=1)
+    other = here.sandbox.run(
+        ["sbatch", "--parsable", "--hold", "-J", here.name, "-D", "/tmp", "--wrap", "true"]
+    ).strip()
+    here.launch("sleep 600", nodes=1, jobs=4, chain=chain)
+    until(lambda: "RUNNING" in here.queue() and begun(here), "its first attempt", 60)
+    said = here.type("kill", "--yes", "--now")
+    assert f"Members of {here.name} were ended" in said and "still be there" not in said, said
+    until(
+        lambda: here.queue().split() == [other, "PENDING", "JobHeldUser"], "an empty queue but for the other's job", 60
+    )
+    assert f"{here.name} has no job in the queue." in here.type("kill", "--yes", "--now")
+    here.sandbox.run(["scancel", other])
+
+
 def in_queue(scene: Scene) -> int:
     return sum(array_size(line.split()[0]) for line in scene.queue().splitlines())
 

@@ -224,7 +224,7 @@ def test_what_status_advises_for_a_local_run_that_hangs_can_be_typed_and_the_run
         return typed(*words, folder=tmp_path, env=outside_a_job(**env)).stdout
 
     def advised() -> list[str]:
-        """What status says is to be typed, once the watch has seen that it hangs."""
+        """Return the command that status advises once the watch has seen that the run hangs."""
         say("watch")
         said = say("status", "stands")
         ends = next((line for line in said.splitlines() if "kill --now" in line), "")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ftsupervise.host import files, ownership
+from ftsupervise.host import files, links, ownership
 
 
 @pytest.mark.parametrize("opens", [files.open_regular, ownership.open_to_read, files.open_append])
@@ -45,3 +46,22 @@ def test_a_current_directory_that_was_removed_matters_to_no_whole_path(
     for folder in (tmp_path, tmp_path / "link"):
         os.close(files.open_regular(folder / "page"))
         os.close(ownership.open_to_read(folder / "page"))
+
+
+def test_what_a_server_has_lost_is_looked_for_some_times_and_not_once_more_by_each_who_asks() -> None:
+    """A reader opens, judges and reads by three functions that each look again: on a server that is gone that was 512 looks."""
+    looks = 0
+
+    def look(found_at: int) -> str:
+        nonlocal looks
+        looks += 1
+        if looks == found_at:
+            return "the page that has the name now"
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "/run/page")
+
+    nested = links.anew(links.anew(links.anew(look)))
+    with pytest.raises(OSError, match="/run/page") as told:
+        nested(0)
+    assert told.value.errno == errno.ESTALE and looks == 32
+    looks = 0
+    assert nested(3) == "the page that has the name now"

@@ -303,8 +303,8 @@ def _parts(secret: str) -> list[str]:
     return sorted((part for part in parts if len(part.strip("/")) >= 4), key=len, reverse=True)
 
 
-# What is sent to this very machine in the clear is for whoever listens there, and a port from 1024 on is anybody's while its
-# service is down: the account of another person gets nothing.
+# Whoever listens at a port reads what is sent to this very machine in the clear, and while a service is down, anybody may
+# listen at its port from 1024 on. So nothing is sent to the account of another person.
 
 HERE = ("localhost", "127.0.0.1", "::1")
 _PEOPLE = 1000  # numbers of accounts below it are those of services, as login.defs has them everywhere
