@@ -156,6 +156,11 @@ def open_regular(path: str | os.PathLike[str], *, follow: bool = False, dir_fd: 
     Raises OSError: ELOOP for a symbolic link unless ``follow``, EINVAL for a FIFO, a folder or a device, EPERM for a stranger's
     link on the way (``links.py``). ``follow``: the caller has judged the way. ``dir_fd``: the open folder in which it lies.
     """
+    return reopened(path, follow=follow, dir_fd=dir_fd)
+
+
+def reopened(path: str | os.PathLike[str], *, follow: bool = False, dir_fd: int | None = None) -> int:
+    """Do as ``open_regular``, once: a name of the kernel's for what is open (``/proc/self/fd``) never leads to a newer file."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     fd = os.open(path, flags, dir_fd=dir_fd)
     try:

@@ -17,7 +17,7 @@ LINKS = 40  # as many as the kernel follows
 Make = Callable[[str, int], object]  # of a folder: its name, and the open one that it is made in
 _HELD = "/proc/self/fd/"  # what ``ownership.held`` names folders by
 
-_TIMES = 32  # that a file is looked for by its name: two looks of five may meet a page that is written a thousand times a second
+_TIMES = 32  # that a file is looked for: under a writer of a thousand a second two looks of five find the former one
 Look = TypeVar("Look", bound=Callable[..., Any])
 
 _judged: set[tuple[str, str]] = set()  # the folders of files as they were typed, and those that they lead to

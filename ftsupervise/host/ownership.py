@@ -228,7 +228,7 @@ def open_judged(path: str | os.PathLike[str]) -> int:
     try:
         at = _descend(from_the_root(path))
         try:
-            return files.open_regular(f"/proc/self/fd/{at}", follow=True)
+            return files.reopened(f"/proc/self/fd/{at}", follow=True)
         finally:
             os.close(at)
     except OSError as error:
