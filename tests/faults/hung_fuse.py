@@ -87,7 +87,9 @@ class Through(Hung):
         super().__init__(control)
         self.backing = backing
 
-    def _real(self, operation: str, path: str) -> str:
+    def _real(self, operation: str, path: str | None) -> str:
+        if path is None:  # open still, and removed: a file server has forgotten it
+            raise fuse.FuseOSError(errno.ESTALE)
         self._maybe_hang(operation, path)
         return self.backing + path
 
@@ -148,4 +150,6 @@ class Through(Hung):
 
 if __name__ == "__main__":
     operations = Through(Path(sys.argv[2]), sys.argv[3]) if len(sys.argv) > 3 else Hung(Path(sys.argv[2]))
-    fuse.FUSE(operations, sys.argv[1], foreground=True, allow_other=False, attr_timeout=0, entry_timeout=0)
+    # hard_remove: else the name is gone for a moment when another file takes the place of one that is open
+    options = {"attr_timeout": 0, "entry_timeout": 0, "hard_remove": True}
+    fuse.FUSE(operations, sys.argv[1], foreground=True, allow_other=False, **options)
