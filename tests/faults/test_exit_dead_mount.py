@@ -30,7 +30,7 @@ def hear(number, _):
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
     signal.signal(number, hear)
 (here / "up").touch()
-while not told and not (here / "leave").exists():
+while not told and not ((here / "leave").exists() and (here / "leave").read_text()):  # and not while it is empty still
     time.sleep(0.01)
 if told and len(sys.argv) > 2:
     time.sleep(float(sys.argv[2]))
