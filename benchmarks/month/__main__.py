@@ -137,6 +137,9 @@ def _act_as_told(world: faults.World, item: dict[str, Any], keep: Path) -> None:
     """Type what an alert says that is to be done, where that is a command: whoever gets it knows no more than it says."""
     one = next((one for one in world.people if one.run == item["run"]), None)
     if one is not None and item["reason"] == "fired" and item["do"].startswith("ftsupervise launch --after "):
+        # eight jobs are used up in 48 minutes without a fault, and sooner with some
+        if world.until(lambda: not any(" PENDING" in line for line in one.queue()), 2):
+            world.used_up.add(item["dedup_key"])
         done = one.shell(shlex.split(item["do"]))
         with (keep / "log.txt").open("a") as file:
             file.write(
@@ -233,7 +236,7 @@ def play(args: argparse.Namespace, keep: Path) -> list[str]:
         time.sleep(3)
         stop.set()
         collector.join(10)
-        wrong = verdict.judge(month.done, people, keep, ends)
+        wrong = verdict.judge(month.done, people, keep, ends, world.used_up)
         wrong += verdict.left_behind(top, people, sandbox)
         return wrong
 

@@ -13,7 +13,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.month.owners import PERIOD, Person
@@ -29,6 +29,7 @@ class World:
     mail: Any
     slack: Any
     luck: random.Random
+    used_up: set[str] = field(default_factory=set)  # alerts of a chain's last job that were true, as Slurm said
 
     def until(self, question: Callable[[], Any], seconds: float, every: float = 0.3) -> Any:
         end = time.monotonic() + seconds

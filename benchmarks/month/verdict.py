@@ -24,7 +24,10 @@ ON_THEIR_WAY = 5  # steps
 STARTS, ENDS = ("fired",), ("resolved", "unwatched")
 
 
-def judge(faults: list[dict[str, Any]], people: list[Person], keep: Path, ends: dict[str, int]) -> list[str]:
+def judge(
+    faults: list[dict[str, Any]], people: list[Person], keep: Path, ends: dict[str, int], true: set[str]
+) -> list[str]:
+    """Return what is wrong; ``true`` are the keys of alerts that told of no fault, and that Slurm has confirmed."""
     wrong = [f"{one['fault']}: {one['said']}" for one in faults if re.search("COULD NOT|DOES NOT", one["said"])]
     every = [json.loads(line) for line in (keep / "machine.jsonl").read_text().splitlines()]
     messages = list({message["key"]: message for message in reversed(every)}.values())[::-1]
@@ -40,7 +43,8 @@ def judge(faults: list[dict[str, Any]], people: list[Person], keep: Path, ends: 
             for item in message["items"]
             if item["run"] == one.run
         ]
-        wrong += _weights(one, ends[one.name]) + _steps(one, faults) + _once(one, items) + _pages(one, items, faults)
+        wrong += _weights(one, ends[one.name]) + _steps(one, faults) + _once(one, items)
+        wrong += _pages(one, [item for item in items if item["dedup_key"] not in true], faults)
         wrong += _everywhere(one, items, keep)
         told = Counter(item["reason"] for item in items)
         print(f"{one.run}: {dict(told)}", flush=True)
