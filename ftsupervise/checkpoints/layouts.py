@@ -433,7 +433,7 @@ def cut_files(checkpoint: Path, contents: Contents) -> str:
     root = checkpoint if contents.folders else checkpoint.parent
     for path, one in contents.files.items():
         if not one.is_link and (why := cut_short(root / path, one.facts.st_size)):
-            return f"{path} {why}"
+            return f"{path} {why}" if contents.folders else f"it {why}"
     return ""
 
 

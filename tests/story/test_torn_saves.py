@@ -231,8 +231,8 @@ def test_each_layout_has_its_own_sign_of_a_save_that_was_cut_off(tmp_path: Path)
     no_metadata = ".metadata is missing: not all ranks have written their part"
     assert reasons == {
         "a": ("step_100", "random_states_0.pkl is missing, which is written last", "step_50"),
-        "l": ("hpc_ckpt_2.ckpt", f"hpc_ckpt_2.ckpt {cut}", "hpc_ckpt_1.ckpt"),
-        "t": ("checkpoint_0099.pth", f"checkpoint_0099.pth {cut}", "checkpoint_0098.pth"),
+        "l": ("hpc_ckpt_2.ckpt", f"it {cut}", "hpc_ckpt_1.ckpt"),
+        "t": ("checkpoint_0099.pth", f"it {cut}", "checkpoint_0098.pth"),
         "d": ("step-200", no_metadata, "step-100"),
         "e": ("step-100", no_metadata, "step-90"),
     }
