@@ -17,8 +17,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: .venv/.demo slurm
 	@$(BIN)/python examples/demo/demo.py
 
-test: .venv/.test debian lint compiled
-	@$(BIN)/python $(PYTEST) -m "not slow" -n 6 --dist loadfile --no-loadscope-reorder $(ARGS)
+test: .venv/.test debian
+	@$(MAKE) --no-print-directory -j 2 lint compiled
+	@$(BIN)/python $(PYTEST) -m "not slow" -n 9 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-torch: $(TORCH)/.test debian  ## what needs torch, in an environment of its own; says so where torch cannot be had
 	@[ ! -e $(TORCH)/.test ] || $(TORCH)/bin/python $(PYTEST) -m "torch and not slow" -n 2 --dist loadfile \
@@ -42,6 +43,7 @@ threats: .venv/.test debian   ## the table of threats alone
 
 compiled: .venv/.test         # for the accounts as well that the tests act as, which may write no bytecode here
 	@$(BIN)/python -m compileall -q -j 0 ftsupervise templates cron
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null || true  # once, before all workers do so; what is wrong is told there
 
 lint: .venv/.test
 	@$(BIN)/ruff check -q .

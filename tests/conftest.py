@@ -4,6 +4,7 @@ a supervised run, and a way to wait for a state instead of a time."""
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -28,6 +29,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reason, places in skipped.items():
         where = ", ".join(sorted(set(places)))
         terminalreporter.write_line(f"{len(places)} tests in {where} did not run: {reason}", yellow=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of several workers some wait while others compute: files of all folders take turns, and what only computes
+    (``unit``) comes last, where it fills the processors while the last long files end."""
+    if not hasattr(config, "workerinput"):
+        return
+    files = {path: path.parent for path in dict.fromkeys(item.path for item in items)}
+    of_folder = Counter(files.values())
+    seen: Counter[Path] = Counter()
+    turn = {}
+    for path, folder in files.items():
+        turn[path] = (folder.name == "unit", seen[folder] / of_folder[folder])
+        seen[folder] += 1
+    items.sort(key=lambda item: turn[item.path])
 
 
 @pytest.fixture(autouse=True)
