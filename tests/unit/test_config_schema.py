@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from ftsupervise.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("**/ftsupervise.yaml"))
-SCHEMA = json_schema()
 MINIMAL = "name: train-10b\nlaunch:\n  command: python train.py\n"
 FULL = """\
 name: train-10b
@@ -102,14 +102,20 @@ cron:
 """
 
 
+@cache
+def the_schema() -> dict[str, Any]:
+    """Not at import: each worker imports this file, and one needs it."""
+    return json_schema()
+
+
 def invalid(text: str) -> bool:
-    validator = jsonschema.Draft202012Validator(SCHEMA)
+    validator = jsonschema.Draft202012Validator(the_schema())
     return any(True for _ in validator.iter_errors(parse(text.encode(), "f").value))
 
 
 def test_it_is_a_valid_schema_of_draft_2020_12() -> None:
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    jsonschema.Draft202012Validator.check_schema(the_schema())
+    assert the_schema()["$schema"] == "https://json-schema.org/draft/2020-12/schema"
 
 
 @pytest.mark.parametrize("text", [MINIMAL, FULL], ids=["minimal", "full"])
@@ -156,17 +162,17 @@ def test_schema_and_load_refuse_the_same(text: str) -> None:
 
 def test_the_full_file_really_is_full() -> None:
     written = parse(FULL.encode(), "f").value
-    assert set(written) == set(SCHEMA["properties"])
-    assert set(written["launch"]) == set(SCHEMA["$defs"]["Launch"]["properties"])
-    assert set(written["share"]) == set(SCHEMA["$defs"]["Sharing"]["properties"])
-    assert set(written["launch"]["restart"]) == set(SCHEMA["$defs"]["Restart"]["properties"])
-    assert set(written["checkpoints"]) == set(SCHEMA["$defs"]["CheckpointSettings"]["properties"])
-    assert set(written["guard"]) == set(SCHEMA["$defs"]["GuardSettings"]["properties"])
-    assert set(written["guard"]["loss"]) == set(SCHEMA["$defs"]["LossSettings"]["properties"])
+    assert set(written) == set(the_schema()["properties"])
+    assert set(written["launch"]) == set(the_schema()["$defs"]["Launch"]["properties"])
+    assert set(written["share"]) == set(the_schema()["$defs"]["Sharing"]["properties"])
+    assert set(written["launch"]["restart"]) == set(the_schema()["$defs"]["Restart"]["properties"])
+    assert set(written["checkpoints"]) == set(the_schema()["$defs"]["CheckpointSettings"]["properties"])
+    assert set(written["guard"]) == set(the_schema()["$defs"]["GuardSettings"]["properties"])
+    assert set(written["guard"]["loss"]) == set(the_schema()["$defs"]["LossSettings"]["properties"])
 
 
 def keys() -> Iterator[tuple[str, dict[str, Any]]]:
-    for where, schema in [("", SCHEMA), *SCHEMA["$defs"].items()]:
+    for where, schema in [("", the_schema()), *the_schema()["$defs"].items()]:
         for key, about in schema.get("properties", {}).items():
             yield f"{where}.{key}", about
 
@@ -177,7 +183,7 @@ def test_every_key_of_the_run_the_launch_and_the_guard_says_what_it_is() -> None
             return True
         forms = [about, *about.get("anyOf", ())]
         return any(
-            SCHEMA["$defs"][form["$ref"].rsplit("/", 1)[1]].get("description") for form in forms if "$ref" in form
+            the_schema()["$defs"][form["$ref"].rsplit("/", 1)[1]].get("description") for form in forms if "$ref" in form
         )
 
     own = [pair for pair in keys() if pair[0].split(".")[0] in ("", "Launch", "GuardSettings")]
@@ -207,7 +213,7 @@ def test_no_setting_is_made_to_hold_a_secret() -> None:
 
 
 def test_defaults_are_in_the_words_of_the_file() -> None:
-    guard = SCHEMA["$defs"]["GuardSettings"]["properties"]
+    guard = the_schema()["$defs"]["GuardSettings"]["properties"]
     assert guard["poll"]["default"] == "1s"
     assert guard["memory"]["default"] == "95%"
     assert "PT" not in repr([about.get("default") for _, about in keys()])
