@@ -641,6 +641,7 @@ class _Gauge:
         self.trend = UsageTrend()
         self.share = 0.0
         self._told = False
+        self._was_below: bool | None = None  # None: not looked yet
 
     def set(self, now: float, share: float) -> Shortage | None:
         self.share = share
@@ -648,7 +649,18 @@ class _Gauge:
         growth, left = self.trend.growth, self.left
         grows = f", growing by {growth * 3600:.1%} an hour" if growth else ""
         if share >= self.limit:
-            return Shortage(self.cause, f"{self._name} {share:.1%} used, limit {self.limit:.0%}{grows}{self._then}")
+            if self._was_below:
+                return Shortage(self.cause, f"{self._name} {share:.1%} used, limit {self.limit:.0%}{grows}{self._then}")
+            if (
+                self._was_below is None
+            ):  # others hold it, or the program needs it: the next attempt would find it so again
+                self._was_below = False
+                self._say(
+                    f"{self._name} {share:.1%} used from the beginning, limit {self.limit:.0%}: to stop would not free it; "
+                    "the run stops for it once it has been below"
+                )
+            return None
+        self._was_below = True
         if left is not None and left < _SOON and not self._told:
             from ftsupervise.units import show_duration
 
@@ -661,6 +673,11 @@ class _Gauge:
     @property
     def left(self) -> float | None:
         return self.trend.left(self.share, self.limit)
+
+
+def _fullest(seen: Iterable[tuple[float, Shortage | None]]) -> Shortage | None:
+    """Return the one with the greatest share of those that are short."""
+    return max(((share, short) for share, short in seen if short), default=(0.0, None))[1]
 
 
 def _facts(name: str, gauges: Iterable[_Gauge]) -> dict[str, str]:
@@ -745,8 +762,7 @@ class MemoryLimits:
             self._memory = None
             self._gauges.clear()
             return None
-        found = [(share, self._gauge(whose).set(now, share)) for whose, share in shares.items()]
-        return max(found, key=lambda one: one[0])[1]
+        return _fullest((share, self._gauge(whose).set(now, share)) for whose, share in shares.items())
 
     def check_gpu(self, now: float) -> Shortage | None:
         """Return the memory of a GPU, if it is short; asked in the loop's own thread, as CUDA likes it. ``now``: monotonic."""
@@ -765,6 +781,5 @@ class MemoryLimits:
         for one in shares:
             if one.device not in self._gpus:
                 self._gpus[one.device] = _Gauge(GPU_MEMORY, f"memory of GPU {one.device}", self._gpu_limit, self._say)
-        found = [(one.share, self._gpus[one.device].set(now, one.share)) for one in shares]
-        self._gpu_says = max(found, key=lambda one: one[0], default=(0.0, None))[1]
+        self._gpu_says = _fullest((one.share, self._gpus[one.device].set(now, one.share)) for one in shares)
         return self._gpu_says

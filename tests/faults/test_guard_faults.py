@@ -277,7 +277,10 @@ def test_a_v2_job_cgroup_is_read_without_its_file_pages(tmp_path: Path) -> None:
     }
     assert memory.rooms()[2:] == [(131072 - 127_000, 131072)]
     limits = MemoryLimits(0.95, None, None, print, memory)
-    short = limits.check_host(0.0)
+    (step / "memory.current").write_text("7000\n")
+    assert limits.check_host(0.0) is None
+    (step / "memory.current").write_text("127000\n")
+    short = limits.check_host(60.0)
     assert short is not None
     assert short.words == (
         "memory.high of the job 96.9% used, limit 95%; beyond memory.high the kernel slows the job down"

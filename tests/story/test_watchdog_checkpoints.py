@@ -301,8 +301,7 @@ def test_a_torn_save_of_a_script_with_a_form_of_its_own_is_a_warning_and_its_end
     found = scene.look("checkpoints")["whole"]
     assert (found.health, found.severity) == (Health.BAD, Severity.WARNING)
     assert found.summary == (
-        "checkpoint_0003.pth is torn: it is empty; "
-        "nothing says that checkpoint_0002.pth before it is torn"
+        "checkpoint_0003.pth is torn: it is empty; nothing says that checkpoint_0002.pth before it is torn"
     )
     (scene.rundir.checkpoints / "checkpoint_0003.pth").rename(tmp_path / "aside")
     scene.memory = {}  # the disk was full, and nothing was remembered

@@ -103,7 +103,11 @@ def test_only_devices_that_this_process_computes_on_are_asked() -> None:
 
 def test_a_gpu_that_is_full_stops_the_run_and_the_words_name_it() -> None:
     said: list[str] = []
-    short = limits(Cuda((1, 30, 0), (2, 76, 2)), 0.95, said).check_gpu(0.0)
+    cuda = Cuda((1, 30, 0), (2, 70, 2))
+    one = limits(cuda, 0.95, said)
+    assert one.check_gpu(0.0) is None
+    cuda.devices[1] = (2, 76, 2)
+    short = one.check_gpu(10.0)
     assert short is not None and short.cause == GPU_MEMORY
     assert short.words == "memory of GPU 1 97.5% used, limit 95%" and not said
 
@@ -121,6 +125,24 @@ def test_before_that_garbage_and_the_cache_are_given_back_once_in_ten_minutes() 
     cuda.devices = [(2, 77, 0)]
     assert one.check_gpu(1.0) is None, "not looked at again for some seconds"
     assert one.check_gpu(10.0) is not None and cuda.emptied == 1
+
+
+def test_what_is_full_from_the_beginning_is_told_and_stops_the_run_only_after_it_was_below() -> None:
+    cuda, said = Cuda((40, 37, 0), (40, 38, 0)), list[str]()
+    one = limits(cuda, 0.95, said)
+    assert one.check_gpu(0.0) is None and one.check_gpu(10.0) is None
+    assert said == [
+        f"memory of GPU {gpu} {share}% used from the beginning, limit 95%: to stop would not free it; "
+        "the run stops for it once it has been below"
+        for gpu, share in ((0, "96.2"), (1, "97.5"))
+    ]
+    cuda.devices[0] = (10, 37, 0)
+    assert one.check_gpu(20.0) is None
+    cuda.devices[0] = (10, 66, 0)
+    short = one.check_gpu(30.0)
+    assert short is not None and short.words == "memory of GPU 0 95.0% used, limit 95%", (
+        "the fuller one is not our doing"
+    )
 
 
 def test_a_gpu_that_raises_is_said_once_and_left_alone() -> None:
