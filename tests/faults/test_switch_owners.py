@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import grp
 import json
 import os
 import pwd
+import signal
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -26,6 +29,8 @@ from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import KILL, SAVE, read_switch
 from ftsupervise.scheduler.slurm import Slurm
 from ftsupervise.truth import Health, SwitchState
+from tests.neighbours.patience import wait_until
+from tests.neighbours.stranger import begin_as
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other users")]
 
@@ -192,3 +197,30 @@ def test_a_colleague_in_the_group_can_watch_beside_the_owner(rundir: RunDir) -> 
 
     assert [watched(who) for who in (OWNER, MEMBER, OWNER)] == ["", "", ""]
     assert set(Journal(run.watch / "journal").read().announced) == {OWNER, MEMBER}
+
+
+@pytest.mark.threat(
+    "A member puts a FIFO in the place of a switch between the look at it and its reading, again and again, so that the look "
+    "fails and the thread that watches the switches ends.",
+    "What is read has to be a regular file once it is open.",
+)
+def test_a_fifo_that_takes_a_switchs_place_while_it_is_read_fails_no_look(rundir: RunDir) -> None:
+    def exchanges() -> None:
+        switch, other = rundir.switches / KILL, rundir.switches / "other"
+        switch.write_text("a reason")
+        os.mkfifo(other)
+        os.open(other, os.O_RDWR)  # somebody writes there, and says nothing
+        exchange = ctypes.CDLL(None).renameat2
+        while not exchange(-100, os.fsencode(switch), -100, os.fsencode(other), 2):  # RENAME_EXCHANGE
+            pass
+
+    member = begin_as(MEMBER, exchanges)
+    try:
+        wait_until(lambda: (rundir.switches / "other").exists(), "the member")
+        until, seen = time.monotonic() + 5, set()
+        while time.monotonic() < until:
+            seen.add(read_switch(rundir, KILL).health)
+    finally:
+        os.kill(member, signal.SIGKILL)
+        os.waitpid(member, 0)
+    assert seen == {Health.OK, Health.BAD}
