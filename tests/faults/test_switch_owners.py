@@ -20,6 +20,7 @@ import pytest
 from ftsupervise import Guard
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.config.schema import Launch, Run
+from ftsupervise.config.sources import is_by_hand
 from ftsupervise.launch.plan import plan
 from ftsupervise.launch.submit import check_queue, prepare
 from ftsupervise.model import Job
@@ -224,3 +225,25 @@ def test_a_fifo_that_takes_a_switchs_place_while_it_is_read_fails_no_look(rundir
         os.kill(member, signal.SIGKILL)
         os.waitpid(member, 0)
     assert seen == {Health.OK, Health.BAD}
+
+
+@pytest.mark.threat(
+    "A member mounts a file system of their own (FUSE) over `switches/` where the watch runs: the kernel lets nobody else look "
+    "into it, and so the whole run is not watched.",
+    "The switches are unknown, and the watch says that the run cannot be watched, and why.",
+)
+def test_a_mount_of_a_member_over_the_switches_leaves_it_a_run_that_is_told_of(rundir: RunDir) -> None:
+    assert is_by_hand(rundir.root)
+    member, libc = pwd.getpwnam(MEMBER), ctypes.CDLL(None, use_errno=True)
+    with open(
+        "/dev/fuse", "r+b", buffering=0
+    ) as fuse:  # as fusermount does it for the member, who may write the folder
+        options = f"fd={fuse.fileno()},rootmode=40000,user_id={member.pw_uid},group_id={member.pw_gid}".encode()
+        if libc.mount(b"member", os.fsencode(rundir.switches), b"fuse", 6, options):
+            pytest.skip(f"cannot mount here: {os.strerror(ctypes.get_errno())}")
+        try:
+            seen = seen_by(OWNER, rundir)
+            is_a_run = as_user(OWNER, lambda: is_by_hand(rundir.root))
+        finally:
+            libc.umount2(os.fsencode(rundir.switches), 2)
+    assert (seen.health, is_a_run) == (Health.UNKNOWN, True)
