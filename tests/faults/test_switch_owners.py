@@ -235,9 +235,8 @@ def test_a_fifo_that_takes_a_switchs_place_while_it_is_read_fails_no_look(rundir
 def test_a_mount_of_a_member_over_the_switches_leaves_it_a_run_that_is_told_of(rundir: RunDir) -> None:
     assert is_by_hand(rundir.root)
     member, libc = pwd.getpwnam(MEMBER), ctypes.CDLL(None, use_errno=True)
-    with open(
-        "/dev/fuse", "r+b", buffering=0
-    ) as fuse:  # as fusermount does it for the member, who may write the folder
+    # as fusermount does it for the member, who may write the folder
+    with Path("/dev/fuse").open("r+b", buffering=0) as fuse:
         options = f"fd={fuse.fileno()},rootmode=40000,user_id={member.pw_uid},group_id={member.pw_gid}".encode()
         if libc.mount(b"member", os.fsencode(rundir.switches), b"fuse", 6, options):
             pytest.skip(f"cannot mount here: {os.strerror(ctypes.get_errno())}")
