@@ -122,7 +122,9 @@ def _settings(rundir: RunDir, *, acts: bool) -> tuple[CheckpointSettings | None,
 def _is_run(path: Path) -> bool:
     if path.is_file():
         return path.suffix in (".yaml", ".yml")
-    return (path / "switches").is_dir() or (path / "ftsupervise.yaml").is_file()
+    from ftsupervise.rundir.paths import has_switches
+
+    return has_switches(path) or (path / "ftsupervise.yaml").is_file()
 
 
 def _is_checkpoint(folder: Path) -> bool:

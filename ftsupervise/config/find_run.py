@@ -19,7 +19,7 @@ from ftsupervise import host
 from ftsupervise.errors import ConfigError, Error, NoAnswer, NotFound, did_you_mean
 from ftsupervise.host import files, ownership
 from ftsupervise.host.in_time import in_time
-from ftsupervise.rundir.paths import ENV_RUN_DIR, RunDir, state_dir
+from ftsupervise.rundir.paths import ENV_RUN_DIR, RunDir, has_switches, state_dir
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -130,7 +130,7 @@ def each_run(arguments: Sequence[str]) -> tuple[str, ...]:
         _require_answer(argument)
         refuse_namesake(argument)
         path = Path(argument) / CONFIG_NAME if Path(argument).is_dir() else Path(argument)
-        if (path.parent / "switches").is_dir() or not path.is_file() or not (names := names_in(path)):
+        if has_switches(path.parent) or not path.is_file() or not (names := names_in(path)):
             found.append(argument)
             continue
         places = [_strict_run_dir(path, name).root for name in names]
@@ -252,7 +252,7 @@ def _find_run(argument: str | None) -> RunDir:
     path = Path(argument)
     if path.is_dir():
         found = RunDir(path.absolute())
-        if (path / "switches").is_dir() or (found.whole is not None and found.switches.is_dir()):
+        if has_switches(path) or (found.whole is not None and found.switches.is_dir()):
             return found
         if (path / CONFIG_NAME).is_file():
             return run_dir_of_config(path / CONFIG_NAME)
@@ -428,7 +428,7 @@ def to_launch(name: str | None) -> ToLaunch:
     _require_answer(name)
     refuse_namesake(name)
     path = Path(name if name is not None else CONFIG_NAME)
-    launched = path.name == "run.yaml" and (path.parent / "switches").is_dir()
+    launched = path.name == "run.yaml" and has_switches(path.parent)
     if not path.is_file():
         path = path / CONFIG_NAME
     if path.is_file() and not launched:

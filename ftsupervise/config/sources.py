@@ -161,7 +161,9 @@ def is_by_hand(root: Path) -> bool:
     """Return whether it is the directory of a run that ``ftsupervise run`` was typed for, without a launch or settings
     of its own.
     """
-    return (root / "switches").is_dir() and not any(os.path.lexists(root / name) for name in ("launches", LAUNCHED))
+    from ftsupervise.rundir.paths import has_switches
+
+    return has_switches(root) and not any(os.path.lexists(root / name) for name in ("launches", LAUNCHED))
 
 
 def _of_a_run_by_hand(root: Path) -> bytes:

@@ -204,6 +204,19 @@ class RunDir:
         return self.root / "replicas"
 
 
+def has_switches(root: Path) -> bool:
+    """Return whether ``root`` has the folder that makes it a run directory. Raises OSError.
+
+    A member of its group may mount a file system of their own over it (FUSE), into which the kernel lets nobody else look: it
+    is there all the same, and the watch has an alert for a run that it cannot look at.
+    """
+    try:
+        return (root / "switches").is_dir()
+    except PermissionError:
+        with os.scandir(root) as found:
+            return any(entry.name == "switches" for entry in found)
+
+
 def tracked_attempts(newest: int) -> range:
     """Return the attempts whose tracker pages count, the newest first: a later one may not have come so far as to name it."""
     return range(newest, max(0, newest - 5), -1)

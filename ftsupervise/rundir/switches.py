@@ -96,11 +96,9 @@ def _switch_problem(directory: os.stat_result, found: os.stat_result) -> str:
 def _read_switch_text(directory: int, name: str) -> dict[str, str]:
     """Return who, host and why from the file, made printable. Its first line is the why if it is no JSON."""
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-    except OSError:  # raised, but its content is unreadable: it is up all the same
+        data = files.read_bounded(name, SWITCH_LIMIT, dir_fd=directory)
+    except OSError:  # raised, but its content is unreadable, or another file lies there by now: it is up all the same
         return {}
-    with os.fdopen(fd, "rb") as file:
-        data = file.read(SWITCH_LIMIT)
     try:
         raw = parse_object(data)
     except ValueError:

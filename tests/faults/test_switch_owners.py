@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import grp
 import json
 import os
 import pwd
+import signal
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -17,6 +20,7 @@ import pytest
 from ftsupervise import Guard
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.config.schema import Launch, Run
+from ftsupervise.config.sources import is_by_hand
 from ftsupervise.launch.plan import plan
 from ftsupervise.launch.submit import check_queue, prepare
 from ftsupervise.model import Job
@@ -26,6 +30,8 @@ from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import KILL, SAVE, read_switch
 from ftsupervise.scheduler.slurm import Slurm
 from ftsupervise.truth import Health, SwitchState
+from tests.neighbours.patience import wait_until
+from tests.neighbours.stranger import begin_as
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other users")]
 
@@ -192,3 +198,51 @@ def test_a_colleague_in_the_group_can_watch_beside_the_owner(rundir: RunDir) -> 
 
     assert [watched(who) for who in (OWNER, MEMBER, OWNER)] == ["", "", ""]
     assert set(Journal(run.watch / "journal").read().announced) == {OWNER, MEMBER}
+
+
+@pytest.mark.threat(
+    "A member puts a FIFO in the place of a switch between the look at it and its reading, again and again, so that the look "
+    "fails and the thread that watches the switches ends.",
+    "What is read has to be a regular file once it is open.",
+)
+def test_a_fifo_that_takes_a_switchs_place_while_it_is_read_fails_no_look(rundir: RunDir) -> None:
+    def exchanges() -> None:
+        switch, other = rundir.switches / KILL, rundir.switches / "other"
+        switch.write_text("a reason")
+        os.mkfifo(other)
+        os.open(other, os.O_RDWR)  # somebody writes there, and says nothing
+        exchange = ctypes.CDLL(None).renameat2
+        while not exchange(-100, os.fsencode(switch), -100, os.fsencode(other), 2):  # RENAME_EXCHANGE
+            pass
+
+    member = begin_as(MEMBER, exchanges)
+    try:
+        wait_until(lambda: (rundir.switches / "other").exists(), "the member")
+        until, seen = time.monotonic() + 5, set()
+        while time.monotonic() < until:
+            seen.add(read_switch(rundir, KILL).health)
+    finally:
+        os.kill(member, signal.SIGKILL)
+        os.waitpid(member, 0)
+    assert seen == {Health.OK, Health.BAD}
+
+
+@pytest.mark.threat(
+    "A member mounts a file system of their own (FUSE) over `switches/` where the watch runs: the kernel lets nobody else look "
+    "into it, and so the whole run is not watched.",
+    "The switches are unknown, and the watch says that the run cannot be watched, and why.",
+)
+def test_a_mount_of_a_member_over_the_switches_leaves_it_a_run_that_is_told_of(rundir: RunDir) -> None:
+    assert is_by_hand(rundir.root)
+    member, libc = pwd.getpwnam(MEMBER), ctypes.CDLL(None, use_errno=True)
+    # as fusermount does it for the member, who may write the folder
+    with Path("/dev/fuse").open("r+b", buffering=0) as fuse:
+        options = f"fd={fuse.fileno()},rootmode=40000,user_id={member.pw_uid},group_id={member.pw_gid}".encode()
+        if libc.mount(b"member", os.fsencode(rundir.switches), b"fuse", 6, options):
+            pytest.skip(f"cannot mount here: {os.strerror(ctypes.get_errno())}")
+        try:
+            seen = seen_by(OWNER, rundir)
+            is_a_run = as_user(OWNER, lambda: is_by_hand(rundir.root))
+        finally:
+            libc.umount2(os.fsencode(rundir.switches), 2)
+    assert (seen.health, is_a_run) == (Health.UNKNOWN, True)
