@@ -30,7 +30,7 @@ from ftsupervise.alerts import outbox
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.last_day import AboutRun
 from ftsupervise.alerts.outbox import JournalState, Message
-from ftsupervise.alerts.receivers import NOTHING, Broken, Doubtful, Partly, Send, TryLater, Unsendable, sender
+from ftsupervise.alerts.receivers import NOTHING, PATIENCE, Broken, Doubtful, Partly, Send, TryLater, Unsendable, sender
 from ftsupervise.alerts.record import About, advance
 from ftsupervise.alerts.self_monitor import hand_over, receiver_finding, reroute
 from ftsupervise.alerts.wording import Parcel
@@ -39,9 +39,9 @@ from ftsupervise.findings import AlertState, EventKind, Notice, Severity
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts, Receiver
 
-PATIENCE = timedelta(seconds=20)  # for one message, whatever the receiver's own timeouts allow
 TOGETHER = 0.01  # seconds: outcomes this close are written in one commit
 ROUNDS = 50
+_RECEIPT = 2000  # characters of a word of another side that the journal keeps
 
 
 @dataclass(frozen=True)
@@ -305,7 +305,7 @@ def _send(attempt: _Attempt, done: SimpleQueue[_Attempt]) -> None:
         attempt.error = attempt.error or TryLater(f"{type(error).__name__} in the receiver {attempt.receiver.kind}")
     else:
         if attempt.error is None:
-            attempt.receipt = receipt
+            attempt.receipt = {name[:_RECEIPT]: text[:_RECEIPT] for name, text in (receipt or {}).items()}
     done.put(attempt)
 
 

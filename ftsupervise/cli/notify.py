@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -82,7 +83,7 @@ class _Tried(NamedTuple):
 
 
 def _try(run: Run, name: str, now: datetime) -> _Tried:
-    from ftsupervise.alerts.receivers import Broken, Partly, TryLater, Unsendable, delivered_to, sender
+    from ftsupervise.alerts.receivers import Broken, Partly, TryLater, Unsendable, answered, delivered_to, sender
     from ftsupervise.alerts.wording import Parcel
 
     receiver = run.alerts.named[name]
@@ -90,7 +91,8 @@ def _try(run: Run, name: str, now: datetime) -> _Tried:
     to, refused = delivered_to(receiver), ""
     for message in _test_messages(run, name, now):
         try:
-            receipt = sender(receiver.kind)(Parcel(message, now, templates=run.alerts.templates), receiver.settings)
+            parcel = Parcel(message, now, templates=run.alerts.templates)
+            receipt = answered(partial(sender(receiver.kind), parcel, receiver.settings))
         except Partly as error:
             refused = "; ".join(part for part in (error.refused, f"{error} (a watch tries again)") if part)
         except (TryLater, Broken, Unsendable) as error:

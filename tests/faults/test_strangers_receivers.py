@@ -4,9 +4,12 @@ sockets."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +19,7 @@ import pytest
 
 from tests.neighbours.slack import TOKEN, SlackServer
 from tests.neighbours.stranger import become_stranger
-from tests.story.alerting_scene import T0, bad, bot, email, journal_in, minutes, secret, settings, tick
+from tests.story.alerting_scene import RUN, T0, bad, bot, email, journal_in, minutes, secret, settings, tick, type_in
 from tests.story.test_alerts_webhook import Listener, listener  # noqa: F401 - a fixture
 
 as_others = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")
@@ -144,3 +147,101 @@ def test_a_password_in_the_address_of_a_hook_is_used(tmp_path: Path, listener: L
     address = secret(tmp_path, "address", listener.url.replace("//", "//me:hunter2@"))
     tick(journal_in(tmp_path), settings([{"webhook": {"url_file": address}}]), minutes(0), bad())
     assert listener.heard[0][0]["Authorization"].startswith("Basic ")
+
+
+class Sayer:
+    """Says ``first`` to whoever connects, then ``more`` every ``pause`` seconds, 64 MB at most; counts what it got rid of."""
+
+    def __init__(self, first: bytes, more: bytes, pause: float = 0.0) -> None:
+        self.said, self._words = 0, (first, more, pause)
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.server.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        first, more, pause = self._words
+        while True:
+            try:
+                with self.server.accept()[0] as one:
+                    one.settimeout(2)
+                    if not first.startswith(b"220"):
+                        one.recv(1 << 20)
+                    one.sendall(first)
+                    while more and self.said < 64_000_000:
+                        self.said += one.send(more)
+                        time.sleep(pause)
+                    one.recv(1)
+            except OSError:
+                if self.server.fileno() < 0:
+                    return
+
+
+@contextmanager
+def sayer(first: bytes, more: bytes, pause: float = 0.0) -> Iterator[Sayer]:
+    one = Sayer(first, more, pause)
+    try:
+        yield one
+    finally:
+        one.server.shutdown(socket.SHUT_RDWR)
+        one.server.close()
+
+
+def notified(tmp_path: Path, receiver: dict[str, Any]) -> str:
+    """What ``notify test`` says with that receiver."""
+    page = {"name": RUN, "launch": {"command": "true"}, "alerts": {"receivers": [receiver]}}
+    (tmp_path / "ftsupervise.yaml").write_text(json.dumps(page))
+    result = type_in("notify", "test", str(tmp_path / "ftsupervise.yaml"))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.output
+
+
+@pytest.mark.threat(
+    "A mail server answers without an end, line by line: a tick of the watch took all memory of the machine (13 GB in 20 s).",
+    "A megabyte is read, and the message waits.",
+)
+@pytest.mark.parametrize("line", [b"220-\r\n", b"220-" + b"x" * 8000 + b"\r\n"])
+def test_an_answer_of_a_mail_server_takes_no_memory(tmp_path: Path, line: bytes) -> None:
+    with sayer(b"220-", line * (100_000 // len(line))) as server:
+        _, done = tick(journal_in(tmp_path), settings([email(server.port, timeout="1s")]), T0, bad())
+        assert ["answer has no end" in why for _, why in done.failed] == [True]
+        assert server.said < 30_000_000, "what the two sockets and their buffers hold is not read"
+
+
+@pytest.mark.threat(
+    "A server says a little now and then, and nothing that ends: `notify test` waited for ever.",
+    "One message is given up after 20 s, by the watch and by every command.",
+)
+@pytest.mark.parametrize("kind", ["mail", "head", "body"])
+def test_who_says_a_little_now_and_then_keeps_nobody_waiting(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftsupervise.alerts.receivers.PATIENCE", minutes(0.02) - T0)
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n"
+    first = {"mail": b"220-hello\r\n", "head": head + b"X-Long: ", "body": head + b"\r\n"}[kind]
+    with sayer(first, b"220-hello\r\n", pause=0.1) as server:
+        began = time.monotonic()
+        receiver = email(server.port, timeout="5s") if kind == "mail" else hook(server.port, tmp_path)
+        assert "no answer within" in notified(tmp_path, receiver)
+        assert time.monotonic() - began < 20
+
+
+@pytest.mark.threat(
+    "A server answers with half a million brackets, with packed zeros, or names a post by a megabyte that the journal keeps.",
+    "No answer is unpacked, and only the beginning of a word is kept.",
+)
+def test_an_odd_answer_of_a_service_is_only_odd(tmp_path: Path, listener: Listener) -> None:  # noqa: F811
+    listener.status, listener.answer = 200, "[" * 500_000
+    port = listener.server.server_address[1]
+    slack = {
+        "slack": {
+            "token_file": secret(tmp_path, "token", TOKEN),
+            "channel": "C1",
+            "api_url": f"http://127.0.0.1:{port}/",
+        }
+    }
+    assert "Slack says [[[" in notified(tmp_path, slack)
+    assert listener.heard[0][0]["Accept-Encoding"] == "identity"
+    listener.answer = json.dumps({"ok": True, "ts": "1" * 900_000, "channel": "C1"})
+    journal = journal_in(tmp_path)
+    assert tick(journal, settings([slack]), T0, bad())[1].sent
+    assert sum(path.stat().st_size for path in journal.directory.iterdir()) < 100_000

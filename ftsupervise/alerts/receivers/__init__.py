@@ -16,7 +16,7 @@ from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftsupervise import secrecy
 from ftsupervise.alerts.wording import Parcel, one_line
@@ -74,6 +74,22 @@ class Broken(Exception):
 
 class Unsendable(Exception):
     """The receiver is fine, but will never take this very message (too long, a block it does not know)."""
+
+
+PATIENCE = timedelta(seconds=20)  # for one message, whatever the receiver's own timeouts allow
+MOST_READ = 1_000_000  # bytes of what a server says in one conversation
+Answer = TypeVar("Answer")
+
+
+def answered(work: Callable[[], Answer]) -> Answer:
+    """Return what ``work`` returns. Raises what it raises, and TryLater where it takes longer than PATIENCE: a server that says
+    a little now and then is waited for without an end by its client."""
+    from ftsupervise.host.in_time import in_time
+
+    found = in_time(lambda: (work(),), PATIENCE.total_seconds())
+    if found is None:
+        raise TryLater(f"no answer within {PATIENCE.total_seconds():.0f}s")
+    return found[0]
 
 
 Send = Callable[[Parcel, Any], dict[str, str]]

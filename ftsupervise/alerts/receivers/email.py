@@ -13,15 +13,18 @@ from collections.abc import Iterable
 from email.headerregistry import Address
 from email.message import EmailMessage
 from email.utils import format_datetime
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any
 
 from ftsupervise.alerts.receivers import (
     HERE,
+    MOST_READ,
     Broken,
     Doubtful,
     Partly,
     TryLater,
     Unsendable,
+    answered,
     read_secret,
     redact,
     where_ours,
@@ -132,10 +135,40 @@ def post(mail: EmailMessage, settings: Email) -> str:
     """Send a mail that reports no alert, once. Returns the recipients that were refused, and why. Raises TryLater, Broken."""
     password = read_secret(settings, "password")
     try:
-        refused = _converse(mail, settings, settings.to, password)
+        refused = answered(partial(_converse, mail, settings, settings.to, password))
     except (OSError, smtplib.SMTPException) as error:
         raise TryLater(redact(f"{settings.host}: {error or type(error).__name__}", [password])) from None
     return _answers(refused.items(), [password])
+
+
+class _Client(smtplib.SMTP):
+    """A client that reads no more than MOST_READ: smtplib keeps each line of an answer, and an answer may have no end."""
+
+    def getreply(self) -> tuple[int, bytes]:
+        if self.file is None and self.sock is not None:
+            self.file = _Lines(self.sock.makefile("rb"))
+        return super().getreply()
+
+
+class _TLSClient(_Client, smtplib.SMTP_SSL):
+    pass
+
+
+class _Lines:
+    """What a server says, line by line. Raises OSError behind MOST_READ."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._left = file, MOST_READ
+
+    def readline(self, most: int) -> bytes:
+        line = self._file.readline(most)
+        self._left -= len(line)
+        if self._left < 0:
+            raise OSError("its answer has no end")
+        return line
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def _converse(mail: EmailMessage, settings: Email, to: tuple[str, ...], password: str) -> dict[str, Any]:
@@ -176,8 +209,8 @@ def _connect(settings: Email) -> smtplib.SMTP:
     if context is not None and settings.ca_file is not None:
         context.load_verify_locations(cadata=_authorities(settings.ca_file))
     if security == "tls":
-        return smtplib.SMTP_SSL(settings.host, port, timeout=timeout, context=context)
-    server = smtplib.SMTP(_host(settings), port, timeout=timeout)
+        return _TLSClient(settings.host, port, timeout=timeout, context=context)
+    server = _Client(_host(settings), port, timeout=timeout)
     if security == "starttls":
         try:
             server.starttls(context=context)

@@ -9,7 +9,6 @@ slack-sdk uses it, would follow a redirect with the token, and read an answer of
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from dataclasses import replace
@@ -28,7 +27,7 @@ from ftsupervise.alerts.receivers import (
     redact,
     safe_address,
 )
-from ftsupervise.alerts.receivers.webhook import behind_a_proxy, failure, post_json
+from ftsupervise.alerts.receivers.webhook import behind_a_proxy, failure, object_in, post_json
 from ftsupervise.alerts.wording import ENDS, Parcel, in_short, render, slack_escape
 from ftsupervise.findings import Reason
 
@@ -144,11 +143,8 @@ class _Client(WebClient):
 
 def _object(body: str) -> dict[str, Any]:
     """Return the answer; of one that is not Slack's its beginning, as an error that Slack does not know."""
-    try:
-        found = json.loads(body)
-    except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {"ok": False, "error": body[:300].strip() or "an empty answer"}
+    found = object_in(body)
+    return {"ok": False, "error": body[:300].strip() or "an empty answer"} if found is None else found
 
 
 def _by_token(parcel: Parcel, settings: Slack, token: str) -> dict[str, str]:

@@ -22,6 +22,7 @@ from urllib3.exceptions import HTTPError
 from ftsupervise.alerts.outbox import RETRY_AFTER_MOST
 from ftsupervise.alerts.receivers import (
     HERE,
+    MOST_READ,
     NOTHING,
     Broken,
     Doubtful,
@@ -64,12 +65,13 @@ def post_json(
     if len(data) > _LARGEST:
         raise Unsendable(f"{len(data)} bytes are too many")
     told = {"User-Agent": "ftsupervise", "Content-Type": "application/json; charset=utf-8", **(headers or {})}
+    told["Accept-Encoding"] = "identity"  # what is packed may be a thousand times larger
     if bearer:
         told["Authorization"] = f"Bearer {bearer}"
     seconds = within.total_seconds()
     try:
         with post(url, data, told, seconds) as answer:
-            said = answer.raw.read(_MOST_READ, decode_content=True).decode("utf-8", "replace")
+            said = answer.raw.read(MOST_READ, decode_content=False).decode("utf-8", "replace")
             return Answer(answer.status_code, answer.reason or "", answer.headers, said)
     except (requests.RequestException, HTTPError, OSError) as error:
         raise TryLater(f"{type(error).__name__}: {redact(_cause(error), hidden)}") from None
@@ -97,6 +99,15 @@ def _as_it_is(request: requests.PreparedRequest) -> requests.PreparedRequest:
 
 def _is_here(url: str) -> bool:
     return urlsplit(url).hostname in HERE
+
+
+def object_in(body: str) -> dict[str, Any] | None:
+    """Return the JSON object that an answer is; None for any other."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):  # no JSON, or brackets within brackets
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _cause(error: BaseException) -> str:
@@ -144,7 +155,6 @@ def looks_like_a_page(body: str) -> bool:
 
 PAGERDUTY = "https://events.pagerduty.com/v2/enqueue"
 _LARGEST = 512_000  # bytes of a body: PagerDuty's own limit
-_MOST_READ = 1_000_000  # bytes of an answer
 _SHOWN = 300  # characters of it
 
 
@@ -198,20 +208,13 @@ def _json(parcel: Parcel, settings: Webhook, **more: Any) -> Any:
 
 def _word(said: str) -> str:
     """Return what PagerDuty calls its answer, such as "Event processed"; "" where it is none of its own."""
-    try:
-        answer = json.loads(said)
-    except ValueError:
-        return ""
-    return one_line(str(answer.get("message") or answer.get("status") or ""), 100) if isinstance(answer, dict) else ""
+    answer = object_in(said) or {}
+    return one_line(str(answer.get("message") or answer.get("status") or ""), 100)
 
 
 def _refusal(said: str) -> str:
     """Return why PagerDuty did not process the event, although it answered with 2xx; "" if it did, or did not say."""
-    try:
-        answer = json.loads(said)
-    except ValueError:
-        return ""
-    status = answer.get("status", "success") if isinstance(answer, dict) else "success"
+    status = (object_in(said) or {}).get("status", "success")
     return "" if status == "success" else f"{status}: {_word(said)}"
 
 
