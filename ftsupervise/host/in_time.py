@@ -105,7 +105,8 @@ class Every:
     """A thread that calls ``look`` again and again, until it is closed: a file system, or Slurm, blocks only this thread.
 
     ``pause``: seconds from one look to the next, or what tells them from the seconds that the last one took. The first look
-    comes after a pause of its own, ``first``. ``last`` is called once it is closed.
+    comes after a pause of its own, ``first``. ``last`` is called once it is closed. What a look raises is told once on stderr,
+    and the next one comes all the same: nobody would see that the switches are not looked at any more.
     """
 
     def __init__(
@@ -128,10 +129,17 @@ class Every:
         self._thread.join(within)
 
     def _run(self) -> None:
-        pause = self._until_next(0.0) if self._first is None else self._first
+        pause, told = self._until_next(0.0) if self._first is None else self._first, ""
         while not self._over.wait(pause):
             began = monotonic()
-            self._look()
+            try:
+                self._look()
+            except Exception as error:
+                if repr(error) != told:
+                    told = repr(error)
+                    threading.excepthook(
+                        threading.ExceptHookArgs((type(error), error, error.__traceback__, self._thread))
+                    )
             pause = self._until_next(monotonic() - began)
         if self._last is not None:
             self._last()

@@ -185,6 +185,19 @@ def test_a_kill_switch_gives_time_to_leave_and_no_more(tmp_path: Path, probe: Pr
     assert "the loop does not see it" in found.summary
 
 
+@pytest.mark.threat(
+    "A member fills `switches/` with thousands of files, so that the kill switch is not among those that are listed.",
+    "It is looked for by its name as well.",
+)
+def test_a_kill_switch_is_found_among_thousands_of_files(tmp_path: Path, probe: Probe) -> None:
+    watched = Watched(tmp_path, "{}", probe=probe)
+    watched.beat(5, age=90_000)
+    for number in range(20_000):  # 1,000 are listed, in an order that the file system chooses
+        (watched.rundir.switches / f"{number}").touch()
+    put(watched.rundir.switches / "kill-switch", b"", age=60)
+    assert "the run is leaving" in watched.look("hang")["progress"].summary
+
+
 def test_nobody_knows_is_not_hung(tmp_path: Path, probe: Probe) -> None:
     watched = Watched(tmp_path, "{}", probe=probe)
     watched.beat(5, age=90_000)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -113,6 +115,26 @@ def test_a_thread_looks_again_and_again_until_it_is_closed_and_once_more_then() 
     seen = len(looks)
     every.close(60)
     assert len(looks) == seen
+
+
+def test_what_a_look_raises_is_told_once_and_the_next_look_comes(capfd: pytest.CaptureFixture[str]) -> None:
+    """Of a thread that ends nobody hears: the switches would not be looked at any more, and status would say nothing of it."""
+    code = """
+import threading
+from ftsupervise.host.in_time import Every
+looks, five = [], threading.Event()
+def look():
+    looks.append("look")
+    if len(looks) == 5:
+        five.set()
+    raise AttributeError("no such thing" if len(looks) < 3 else "another thing")
+every = Every(0.001, look, "looks")
+assert five.wait(60)
+every.close(60)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    said = capfd.readouterr().err
+    assert said.count("AttributeError: no such thing") == 1 and said.count("AttributeError: another thing") == 1, said
 
 
 def test_a_look_that_hangs_holds_nobody_who_closes() -> None:

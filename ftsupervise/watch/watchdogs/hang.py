@@ -88,7 +88,11 @@ def _kill_switch_age(look: Look) -> float | None:
     if not isinstance(listing, Listing):
         return None
     now = server_now(look, look.rundir.switches)
-    return next((max(0.0, now - one.mtime) for one in listing.entries if one.name == KILL and one.is_file), None)
+    switch = next((one for one in listing.entries if one.name == KILL), None)
+    if switch is None and listing.more:  # somebody has filled the folder
+        found = look.probe.look(look.rundir.switches / KILL)
+        switch = found if isinstance(found, Entry) else None
+    return max(0.0, now - switch.mtime) if switch is not None and switch.is_file else None
 
 
 def _limits(settings: Settings, signs: Signs) -> StallLimits:
