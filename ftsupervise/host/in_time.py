@@ -134,7 +134,7 @@ class Every:
             began = monotonic()
             try:
                 self._look()
-            except Exception as error:
+            except Exception as error:  # nobody would see that this thread has ended
                 if repr(error) != told:
                     told = repr(error)
                     threading.excepthook(

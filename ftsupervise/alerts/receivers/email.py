@@ -141,7 +141,7 @@ def post(mail: EmailMessage, settings: Email) -> str:
     return _answers(refused.items(), [password])
 
 
-class _Client(smtplib.SMTP):
+class _BoundedClient(smtplib.SMTP):
     """A client that reads no more than MOST_READ: smtplib keeps each line of an answer, and an answer may have no end."""
 
     def getreply(self) -> tuple[int, bytes]:
@@ -150,7 +150,7 @@ class _Client(smtplib.SMTP):
         return super().getreply()
 
 
-class _TLSClient(_Client, smtplib.SMTP_SSL):
+class _BoundedTLSClient(_BoundedClient, smtplib.SMTP_SSL):
     pass
 
 
@@ -209,8 +209,8 @@ def _connect(settings: Email) -> smtplib.SMTP:
     if context is not None and settings.ca_file is not None:
         context.load_verify_locations(cadata=_authorities(settings.ca_file))
     if security == "tls":
-        return _TLSClient(settings.host, port, timeout=timeout, context=context)
-    server = _Client(_host(settings), port, timeout=timeout)
+        return _BoundedTLSClient(settings.host, port, timeout=timeout, context=context)
+    server = _BoundedClient(_host(settings), port, timeout=timeout)
     if security == "starttls":
         try:
             server.starttls(context=context)
