@@ -47,7 +47,11 @@ from tests.neighbours.stranger import ADA, EVE, GROUP, as_one, begin_as, end, on
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]
 
 NOW = datetime.now(timezone.utc)
-for one in ("concurrent.futures.thread", "encodings.ascii", "grp"):  # another account may be unable to read the library of this interpreter
+for one in (
+    "concurrent.futures.thread",
+    "encodings.ascii",
+    "grp",
+):  # another account may be unable to read the library of this interpreter
     import_module(one)
 
 EXCHANGE = 2  # RENAME_EXCHANGE
@@ -650,8 +654,8 @@ def test_the_pages_of_what_is_pruned_are_removed_through_no_link(scene: Scene) -
 
 
 @pytest.mark.threat(
-    "A member exchanges the folder in which the ranks of your loop prepare a save for a link, while rank 0 removes what an older "
-    "launch has left there.",
+    "A member exchanges the folder in which the ranks of your loop prepare a save for a link, while rank 0 removes what an "
+    "older launch has left there.",
     "Each folder is held open, and no link of another account is followed.",
 )
 def test_what_an_older_launch_has_left_is_removed_through_no_link(scene: Scene) -> None:
