@@ -36,7 +36,7 @@ from ftsupervise.checkpoints.manifest import (
 )
 from ftsupervise.checkpoints.rank_lists import own_files, rank_in
 from ftsupervise.host import files
-from ftsupervise.host.ownership import reach, settle, user_name
+from ftsupervise.host.ownership import reach, remove_entry, settle, user_name
 from ftsupervise.rundir.lineage import Lineage
 from ftsupervise.rundir.paths import sync_directory
 from ftsupervise.rundir.records import read_record, time_of, write_json
@@ -329,10 +329,10 @@ def cut_off(staged: Path, rank: int, others: Collection[int]) -> None:
     page = staged / FOLDER_NAME / _PAGE
     if not rank and page.exists():  # rank 0 had begun to commit
         left += [one for path, one in contents_of(staged).files.items() if rank_in(path) not in others]
-        page.unlink()
+        remove_entry(page)
     for one in left:
         if one.facts.st_nlink > 1:
-            Path(path_below(staged, one.path)).unlink(missing_ok=True)
+            remove_entry(Path(path_below(staged, one.path)))
 
 
 def _share_one(staged: Path, base: Path, entry: FileEntry) -> FileEntry | None:

@@ -24,6 +24,7 @@ from ftsupervise.checkpoints.contents import Contents, FileFacts
 from ftsupervise.checkpoints.digest import best_algorithm
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, FileEntry, escaped, make_record_folder, unescaped
 from ftsupervise.host import files
+from ftsupervise.host.ownership import held_to_write
 from ftsupervise.rundir.records import Exact, read_record, write_json
 
 PATIENCE = 30.0  # seconds for the lists of other nodes to be seen here
@@ -173,10 +174,11 @@ def clear_older(checkpoint: Path, age: float) -> None:
         os.close(fd)
         os.unlink(path)
     for here, _, names in os.walk(checkpoint):
-        for name in names:
-            with suppress(FileNotFoundError):
-                if os.lstat(f"{here}/{name}").st_ctime < since:
-                    os.unlink(f"{here}/{name}")
+        with held_to_write(here) as folder:  # others may have put a link in its place meanwhile
+            for name in names:
+                with suppress(FileNotFoundError):
+                    if os.lstat(folder / name).st_ctime < since:
+                        os.unlink(folder / name)
 
 
 def enter(checkpoint: Path, rank: int) -> None:

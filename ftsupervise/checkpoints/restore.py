@@ -33,7 +33,7 @@ from ftsupervise.host.ownership import (
     make_like,
     reach,
     set_mode,
-    settle_folder,
+    settle,
     shown_user,
 )
 from ftsupervise.host.processes import locked_by_the_killed
@@ -134,8 +134,8 @@ def restore(
         ]
         _drop_others(inside, copy.manifest)
         if not copy.is_file:
-            with suppress(OSError):
-                settle_folder(partial, widest.folder)
+            with suppress(OSError), open_folder(inside, follow=True) as fd:
+                settle(fd, widest.folder)
             for entry, blocks in zip(copy.manifest.files, blocks_of):
                 block_lists.leave(inside, entry.path, blocks)
             write_manifest(inside, copy.manifest)
@@ -231,13 +231,15 @@ def _begin_anew(partial: Path, fd: int) -> None:
 
 def _move_over(source: Path, target: Path) -> None:
     """Move all files that are whole; ``source`` is gone then. Files that lie there already stay."""
-    for here, _, names in os.walk(source):
-        for name in names:
-            path = Path(here, name)
-            there = target / path.relative_to(source)
-            if not name.startswith(TEMPORARY) and not os.path.lexists(there):
-                make_like(there.parent, Reach(FOLDER).within(reach(path.parent)))
-                os.rename(path, there)
+    with open_folder(source) as fd:  # no link, which another account may have laid there
+        inside = Path(f"/proc/self/fd/{fd}")
+        for here, _, names in os.walk(inside):
+            for name in names:
+                path = Path(here, name)
+                there = target / path.relative_to(inside)
+                if not name.startswith(TEMPORARY) and not os.path.lexists(there):
+                    make_like(there.parent, Reach(FOLDER).within(reach(path.parent, follow=True)))
+                    os.rename(path, there)
     shutil.rmtree(source, ignore_errors=True)
 
 

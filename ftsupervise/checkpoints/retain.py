@@ -28,6 +28,7 @@ from ftsupervise.checkpoints.manifest import FOLDER_NAME, CheckpointLayout, loop
 from ftsupervise.checkpoints.offload import being_copied
 from ftsupervise.checkpoints.restore import RESTORING
 from ftsupervise.host import files
+from ftsupervise.host.ownership import remove_entry
 from ftsupervise.host.rate import RateLimit
 from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.rundir import fence
@@ -334,7 +335,7 @@ def remove(folder: Path, names: Iterable[str], judged: Mapping[str, FileKey] | N
                     if judged is None:
                         os.rename(page, folder / f"{aside.name}{page.suffix}")
                     elif not others_may_write(page.parent):
-                        page.unlink()
+                        remove_entry(page)
             break
     if gone:
         sync_directory(folder)

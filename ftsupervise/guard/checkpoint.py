@@ -14,13 +14,14 @@ import shlex
 import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.guard.settings import RankContext, Voice, run_owner
 from ftsupervise.host import files
-from ftsupervise.host.ownership import SHARED, make_folder, mode_inside
+from ftsupervise.host.ownership import SHARED, held_to_write, make_folder, mode_inside, remove_entry
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.anchor import Anchor, write_anchor
 from ftsupervise.rundir.paths import ENV_RUN, sync_directory, write_whole
@@ -85,6 +86,8 @@ class Checkpoints:
             if self._sweeps:
                 self._clear(staged)
             make_folder(staged, parents=True)
+            with files.open_folder(staged):  # a link of another account in the place of the area may lead to it
+                pass
         except OSError:
             if not self.over():
                 raise
@@ -440,7 +443,7 @@ class Checkpoints:
 
     def _take_away(self, path: Path) -> None:
         aside = path.with_name(f"{_REMOVED}{path.name.removeprefix(_REMOVED)}-{os.getpid()}")
-        os.rename(path, aside)
+        files.rename(path, aside)
         _delete(aside)
 
     def _origin(self, step: int | None, metrics: Mapping[str, float]) -> Origin:
@@ -543,7 +546,7 @@ class Checkpoints:
             if path.name == self._newest:  # the program itself has done so: nobody takes the run back
                 self._note_newest(Anchor())
             for page in records_beside(path) if aside.is_file() else ():
-                page.unlink(missing_ok=True)
+                remove_entry(page)
             _delete(aside)
         return done
 
@@ -619,13 +622,16 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _delete(path: Path) -> None:
-    """Delete a folder of ours that is no longer used; the next attempt deletes the rest of it."""
-    if not path.is_dir() or path.is_symlink():
-        path.unlink(missing_ok=True)
-        return
-    import shutil
+    """Delete a folder of ours that is no longer used; the next attempt deletes the rest of it. Others may write the folder of
+    the checkpoints: nothing is deleted where a link of theirs leads."""
+    with suppress(OSError), held_to_write(path.parent) as here:
+        path = here / path.name
+        if not path.is_dir() or path.is_symlink():
+            path.unlink()
+            return
+        import shutil
 
-    shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _close_to_others(fd: int) -> None:

@@ -24,11 +24,14 @@ import pytest
 
 from ftsupervise.checkpoints.commit import commit
 from ftsupervise.checkpoints.offload import offload
+from ftsupervise.checkpoints.rank_lists import clear_older
 from ftsupervise.checkpoints.retain import REMOVING, keys_in, remove, sweep
 from ftsupervise.checkpoints.stores import FolderStore
 from ftsupervise.checkpoints.written import drop_older, keep
 from ftsupervise.drill.play import keep_what_is_left
 from ftsupervise.errors import Error
+from ftsupervise.guard.checkpoint import Checkpoints
+from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.host.ownership import claim_folder, held, set_mode, strangers_link
 from ftsupervise.replicas.sources import ManagerPage, at_work, write_manager
 from ftsupervise.run import fencing, gate
@@ -44,7 +47,11 @@ from tests.neighbours.stranger import ADA, EVE, GROUP, as_one, begin_as, end, on
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]
 
 NOW = datetime.now(timezone.utc)
-for one in ("encodings.ascii", "grp"):  # another account may be unable to read the library of this interpreter
+for one in (
+    "concurrent.futures.thread",
+    "encodings.ascii",
+    "grp",
+):  # another account may be unable to read the library of this interpreter
     import_module(one)
 
 EXCHANGE = 2  # RENAME_EXCHANGE
@@ -577,3 +584,94 @@ def test_a_directory_in_the_place_of_a_run_is_told_by_its_attempt(scene: Scene, 
     as_one(ADA, partial(ask, another=False))
     as_one(EVE, exchange)
     as_one(ADA, partial(ask, another=True))
+
+
+@pytest.mark.threat(
+    "A member who may write the folder in which your loop saves lays a link there, where saves are prepared (`.staging`), into "
+    "a folder of other checkpoints of yours: that of the name to be saved would be deleted, as what a killed save has left.",
+    "Nothing is prepared, and nothing deleted, where a link of another account leads. The save says which link it is.",
+)
+@pytest.mark.parametrize("area", ["alone", "0001"])
+def test_no_save_begins_or_deletes_through_a_link(scene: Scene, area: str) -> None:
+    folder = scene.project / "checkpoints"
+
+    def make() -> None:
+        (scene.private / "step-1").mkdir(parents=True)
+        (scene.private / "step-1" / "weights").write_text("three weeks")
+        for one in (folder, folder / ".staging"):
+            one.mkdir()
+            one.chmod(0o2775)
+
+    def save() -> None:
+        staging = None if area == "alone" else folder / ".staging" / area
+        place = RankContext(None, None, None, 0, 1, folder, staging=staging)
+        checkpoints = Checkpoints(place, lambda: False, Voice(0, 1))
+        with pytest.raises(PermissionError, match="is a link of games"):
+            checkpoints.begin("step-1", None, barrier=False)
+        checkpoints.discard(folder / ".staging" / area / "step-1")
+
+    as_one(ADA, make)
+    before = scene.hers()
+    as_one(EVE, lambda: (folder / ".staging" / area).symlink_to(scene.private))
+    as_one(ADA, save)
+    assert scene.hers() == before
+
+
+@pytest.mark.threat(
+    "A member who may write the folder of your checkpoints exchanges our own folder in it for a link, while `prune` removes "
+    "checkpoints of one file: manifests of the same names in a private folder of yours would be deleted.",
+    "The pages of a checkpoint are removed through no link of another account.",
+)
+def test_the_pages_of_what_is_pruned_are_removed_through_no_link(scene: Scene) -> None:
+    folder = scene.project / "checkpoints"
+
+    def make() -> None:
+        for one in (folder, scene.private):
+            one.mkdir()
+            (one / "step-1.pt").write_text("weights")
+            commit(one / "step-1.pt")
+        folder.chmod(0o2775)
+
+    def exchange() -> None:
+        (folder / ".ftsupervise").rename(folder / "away")
+        (folder / ".ftsupervise").symlink_to(scene.private / ".ftsupervise")
+
+    def prune() -> None:
+        with held(folder) as here:
+            judged = keys_in(here)
+            (scene.home / "now").touch()
+            wait_until((folder / ".ftsupervise").is_symlink, "eve to exchange it")
+            with pytest.raises(PermissionError, match="is a link of games"):
+                remove(here, ["step-1.pt"], judged)
+
+    as_one(ADA, make)
+    before = scene.hers()
+    ada = begin_as(ADA, prune)
+    wait_until((scene.home / "now").exists, "ada to judge it")
+    as_one(EVE, exchange)
+    end(ada, ADA)
+    assert scene.hers() == before
+
+
+@pytest.mark.threat(
+    "A member exchanges the folder in which the ranks of your loop prepare a save for a link, while rank 0 removes what an "
+    "older launch has left there.",
+    "Each folder is held open, and no link of another account is followed.",
+)
+def test_what_an_older_launch_has_left_is_removed_through_no_link(scene: Scene) -> None:
+    def make() -> None:
+        (scene.private / "step-1").mkdir(parents=True)
+        (scene.private / "step-1" / "weights").write_text("three weeks")
+        for name in range(20):
+            (scene.run / "step-1" / f"rank-{name}").mkdir(parents=True)
+
+    def clear() -> None:
+        for _ in range(12_000):
+            with suppress(OSError):
+                clear_older(scene.run / "step-1", -100.0)
+
+    as_one(ADA, make)
+    before = scene.hers()
+    with scene.exchanged_all_the_time():
+        as_one(ADA, clear)
+    assert scene.hers() == before
