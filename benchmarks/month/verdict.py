@@ -157,7 +157,8 @@ def _left(top: Path, people: list[Person], sandbox: Sandbox) -> list[str]:
         for line in Path("/proc/mounts").read_text().splitlines()
         if str(top) in line and " tmpfs " not in line
     ]
-    for path in Path("/dev/shm").glob("*"):
-        if path.owner() in {one.account for one in people}:
-            wrong.append(f"in the memory of the nodes: {path}")
+    ours = {one.who.pw_uid for one in people}
+    wrong += [
+        f"in the memory of the nodes: {path}" for path in Path("/dev/shm").glob("*") if path.lstat().st_uid in ours
+    ]
     return wrong
