@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.figures import figure
 from benchmarks.month import faults, verdict
-from benchmarks.month.owners import PEOPLE, Person, python_for_all
+from benchmarks.month.owners import PEOPLE, Kept, Person, python_for_all
 from ftsupervise.sandbox import temporary
 from tests.neighbours.leftovers import end_all_under
 from tests.neighbours.slack import SlackServer
@@ -236,9 +236,17 @@ def play(args: argparse.Namespace, keep: Path) -> list[str]:
         time.sleep(3)
         stop.set()
         collector.join(10)
-        wrong = verdict.judge(month.done, people, keep, ends, world.used_up)
+        (keep / "ends.json").write_text(json.dumps(ends))
+        (keep / "true.json").write_text(json.dumps(sorted(world.used_up)))
+        wrong = judged(keep)
         wrong += verdict.left_behind(top, people, sandbox)
         return wrong
+
+
+def judged(keep: Path) -> list[str]:
+    """Return what is wrong in what a month has kept."""
+    done, ends, true = (json.loads((keep / f"{name}.json").read_text()) for name in ("faults", "ends", "true"))
+    return verdict.judge(done, [Kept(name, keep) for name in PEOPLE], keep, ends, true)
 
 
 def main() -> int:
@@ -248,15 +256,16 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=0, help="of each run; default: 25 in 60 minutes")
     parser.add_argument("--all", action="store_true", help="each kind once at least")
     parser.add_argument("--keep", type=Path, default=None, help="where all messages and ledgers are written")
+    parser.add_argument("--judge", type=Path, metavar="DIR", help="judge what a month has kept there once more")
     args = parser.parse_args()
-    keep = args.keep or Path(tempfile.mkdtemp(prefix="month-"))
+    keep = args.judge or args.keep or Path(tempfile.mkdtemp(prefix="month-"))
     keep.mkdir(parents=True, exist_ok=True)
-    wrong = play(args, keep)
+    wrong = judged(keep) if args.judge else play(args, keep)
     print(f"all messages are in {keep}")
     for line in wrong:
         print(f"WRONG {line}")
     figure("month/faults", len(json.loads((keep / "faults.json").read_text())), "faults")
-    figure("month/wrong", len(wrong), "wrong")
+    figure("month/wrong", len(wrong), "wrong", "in what it has kept" if args.judge else "")
     print("the month has passed" if not wrong else f"{len(wrong)} things are wrong")
     return 1 if wrong else 0
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ftsupervise.model import Attempt
+from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.sandbox import Sandbox
 from tests.neighbours.slack import TOKEN
@@ -85,21 +86,36 @@ class _Eyes:
         self._child.wait(10)
 
 
-class Person:
+class Kept:
+    """A person's run, as it lies in ``runs``, or in what a month has kept."""
+
+    def __init__(self, name: str, runs: Path) -> None:
+        self.name = name
+        self.kind, self.settings = PEOPLE[name]
+        self.run = f"{self.kind}-{name}"
+        self.rundir = RunDir(runs / self.run)
+        self.groups = [f"g{number:03}" for number in range(3)] if self.kind == "groups" else [""]
+
+    def attempts(self, group: str = "") -> tuple[Attempt, ...]:
+        return ledger(self.rundir.group(group) if group else self.rundir)
+
+    def log(self) -> str:
+        places = [self.rundir.logs, *(self.rundir.group(name).logs for name in self.groups if name)]
+        return "".join(path.read_text(errors="replace") for place in places for path in sorted(place.glob("*.out")))
+
+
+class Person(Kept):
     """One account and its run. Everything that is done is typed by that account."""
 
     def __init__(self, name: str, top: Path, bin_: Path, sandbox: Sandbox, ports: Mapping[str, Any]) -> None:
-        self.name, self.sandbox, self.bin, self.ports = name, sandbox, bin_, ports
-        self.kind, self.settings = PEOPLE[name]
+        self.sandbox, self.bin, self.ports = sandbox, bin_, ports
         self.account = f"{top.name}-{name}"  # another month may be played beside it
         self.home = top / name
-        self.run = f"{self.kind}-{name}"
-        self.rundir = RunDir(self.home / "runs" / self.run)
+        super().__init__(name, self.home / "runs")
         self.who = make_account(self.account, self.home)
         self.home.chmod(0o755)
         os.chown(self.home, self.who.pw_uid, self.who.pw_gid)
         self.eyes = _Eyes(self.who, bin_, self.rundir)
-        self.groups = [f"g{number:03}" for number in range(3)] if self.kind == "groups" else [""]
 
     @property
     def env(self) -> dict[str, str]:
@@ -194,10 +210,6 @@ class Person:
 
     def step(self, group: str = "") -> int:
         return max((one.step or 0 for one in self.eyes.ask("beats", group)), default=0)
-
-    def log(self) -> str:
-        places = [self.rundir.logs, *(self.rundir.group(name).logs for name in self.groups if name)]
-        return "".join(path.read_text(errors="replace") for place in places for path in sorted(place.glob("*.out")))
 
     def queue(self) -> list[str]:
         words = ["squeue", "-h", "-u", self.account, "-n", self.run, "-o", "%i %T %N"]

@@ -7,12 +7,13 @@ import re
 import subprocess
 import time
 from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from benchmarks.month.loops import SAVE_EVERY, undisturbed
-from benchmarks.month.owners import Person
+from benchmarks.month.owners import Kept, Person
 from ftsupervise.host import processes
 from ftsupervise.rundir.paths import ENV_RUN_DIR
 from ftsupervise.sandbox import Sandbox
@@ -25,7 +26,7 @@ STARTS, ENDS = ("fired",), ("resolved", "unwatched")
 
 
 def judge(
-    faults: list[dict[str, Any]], people: list[Person], keep: Path, ends: dict[str, int], true: set[str]
+    faults: list[dict[str, Any]], people: Sequence[Kept], keep: Path, ends: dict[str, int], true: Collection[str]
 ) -> list[str]:
     """Return what is wrong; ``true`` are the keys of alerts that told of no fault, and that Slurm has confirmed."""
     wrong = [f"{one['fault']}: {one['said']}" for one in faults if re.search("COULD NOT|DOES NOT", one["said"])]
@@ -51,13 +52,13 @@ def judge(
     return wrong
 
 
-def _weights(one: Person, end: int) -> list[str]:
+def _weights(one: Kept, end: int) -> list[str]:
     found = set(re.findall(rf"weights at step {end}: (\w+)", one.log()))
     expected = undisturbed(end)
     return [] if found == {expected} else [f"{one.run}: weights {found or 'unknown'}, undisturbed {expected}"]
 
 
-def _steps(one: Person, faults: list[dict[str, Any]]) -> list[str]:
+def _steps(one: Kept, faults: list[dict[str, Any]]) -> list[str]:
     """An attempt makes no more steps again than lie between two saves, and those on their way when it was hit; one save more
     where a fault took the newest away."""
     wrong = []
@@ -84,7 +85,7 @@ def end_of(fault: dict[str, Any]) -> float:
     return datetime.fromisoformat(fault["to"]).timestamp()
 
 
-def _once(one: Person, items: list[dict[str, Any]]) -> list[str]:
+def _once(one: Kept, items: list[dict[str, Any]]) -> list[str]:
     """Each alert has one message at its start and one at its end."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     words = {}
@@ -101,7 +102,7 @@ def _once(one: Person, items: list[dict[str, Any]]) -> list[str]:
     return wrong + [f"{one.run}: {text!r} was told {count} times" for text, count in news.items() if count > 1]
 
 
-def _pages(one: Person, items: list[dict[str, Any]], faults: list[dict[str, Any]]) -> list[str]:
+def _pages(one: Kept, items: list[dict[str, Any]], faults: list[dict[str, Any]]) -> list[str]:
     """Each alert began in the time of a fault."""
     wrong = []
     for item in items:
@@ -117,7 +118,7 @@ def _pages(one: Person, items: list[dict[str, Any]], faults: list[dict[str, Any]
     return wrong
 
 
-def _everywhere(one: Person, items: list[dict[str, Any]], keep: Path) -> list[str]:
+def _everywhere(one: Kept, items: list[dict[str, Any]], keep: Path) -> list[str]:
     """Return what one receiver got and another did not."""
     mails = " ".join((keep / "mails.txt").read_text().replace("│", " ").split())
     wrong = []
