@@ -23,7 +23,7 @@ from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.stores import FolderStore, Rights, Store
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.errors import AlreadyRunning, NotFound, NotPermitted
-from ftsupervise.host.files import TEMPORARY, open_folder
+from ftsupervise.host.files import TEMPORARY, create_new, open_folder
 from ftsupervise.host.ownership import (
     FOLDER,
     OWN,
@@ -42,6 +42,7 @@ from ftsupervise.printable import to_type
 from ftsupervise.rundir.paths import sync_directory
 
 RESTORING = ".restoring-"  # + the name; a restore that was interrupted goes on there
+_BEGUN = ".ftsupervise-restoring"  # in what a restore has begun
 _GENERATION = re.compile(r"(.+)~\d+")
 
 
@@ -124,6 +125,7 @@ def restore(
     make_like(folder, widest.folder)
     make_folder(partial, OWN)  # who could open it could hold its lock
     with _alone(partial) as inside:
+        _require_half(partial, inside)
         with suppress(OSError):  # a file system without modes
             set_mode(partial, OWN)  # also where an earlier restore had begun
         limit = RateLimit(rate)
@@ -159,6 +161,17 @@ def restore(
                 os.rename(beside / partial.name, beside / target.name)
             sync_directory(beside)
     return target
+
+
+def _require_half(partial: Path, inside: Path) -> None:
+    """Raise NotPermitted for a folder that no restore has begun: what is no part of the checkpoint is removed there, and who
+    may write beside it may have given its name to any folder of ours."""
+    if not os.listdir(inside):
+        os.close(create_new(inside / _BEGUN, 0o600))
+    elif not os.path.lexists(inside / _BEGUN):
+        raise NotPermitted(
+            f"{partial} is not what a restore has left", hint=f"look at it, and move it away: ls -la {to_type(partial)}"
+        )
 
 
 def _widest(copy: FoundCopy, folder: Path) -> Rights:

@@ -353,22 +353,61 @@ def test_what_a_drill_leaves_is_put_where_no_link_leads(scene: Scene) -> None:
     "A half of another account is refused before anything is brought there.",
 )
 def test_nothing_is_brought_back_into_a_folder_of_another_account(scene: Scene, python: str) -> None:
-    one, half = scene.home / "source" / "step-5", scene.project / ".restoring-step-5"
+    half = scene.project / ".restoring-step-5"
+    copy_of_step_5(scene)
+    as_one(EVE, one_by_one(half.mkdir, partial(half.chmod, 0o777)))
+    assert f"{half} belongs to games" in bring_back(scene, python)
+    assert not list(half.iterdir())
+
+
+@pytest.mark.threat(
+    "A member gives a private folder of yours beside your checkpoints the name of such a half: what is no part of the "
+    "checkpoint would be deleted in it, and the rest be opened wider.",
+    "A restore goes on only in what one has begun, which holds its mark, and says what else lies there.",
+)
+def test_nothing_is_brought_back_into_another_folder_of_yours(scene: Scene, python: str) -> None:
+    half = scene.project / ".restoring-step-5"
+
+    def make() -> None:
+        (scene.project / "letters").mkdir(mode=0o700)
+        (scene.project / "letters" / "thesis").write_text("three years")
+
+    copy_of_step_5(scene)
+    as_one(ADA, make)
+    as_one(EVE, lambda: (scene.project / "letters").rename(half))
+    assert f"{half} is not what a restore has left" in bring_back(scene, python)
+    assert (half / "thesis").read_text() == "three years"
+    assert half.stat().st_mode & 0o777 == 0o700
+
+
+def copy_of_step_5(scene: Scene) -> None:
+    """Ada has a copy of it in her home."""
+    one = scene.home / "source" / "step-5"
     one.mkdir(parents=True)
     (one / "weights").write_bytes(b"w" * 5)
     commit(one)
     offload(one, FolderStore(scene.home / "copies"), now=lambda: NOW)
     for path in (scene.home / "copies", *(scene.home / "copies").rglob("*")):
         os.chown(path, pwd.getpwnam(ADA).pw_uid, GROUP)
-    as_one(EVE, one_by_one(half.mkdir, partial(half.chmod, 0o777)))
-    words = ["checkpoints", "restore", str(scene.project), "--from", str(scene.home / "copies"), "--name", "step-5"]
-    done = subprocess.run(
+
+
+def bring_back(scene: Scene, python: str) -> str:
+    """Ada types the command; return what it says."""
+    words = [
+        "checkpoints",
+        "restore",
+        "--from",
+        str(scene.home / "copies"),
+        "--to",
+        str(scene.project),
+        "--name",
+        "step-5",
+    ]
+    return subprocess.run(
         [python, "-I", "-m", "ftsupervise", *words],
         cwd=scene.home, env={"PATH": "/usr/bin:/bin", "HOME": str(scene.home)}, user=ADA, group=GROUP, extra_groups=[],
         capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert f"{half} belongs to games" in done.stderr, done
-    assert not list(half.iterdir())
+    ).stderr  # fmt: skip
 
 
 @pytest.mark.threat(
