@@ -173,7 +173,7 @@ def clear_older(checkpoint: Path, age: float) -> None:
     finally:
         os.close(fd)
         os.unlink(path)
-    for here, _, names in os.walk(checkpoint):
+    for here, _, names in files.walk(checkpoint):
         with held_to_write(here) as folder:  # others may have put a link in its place meanwhile
             for name in names:
                 with suppress(FileNotFoundError):

@@ -9,6 +9,7 @@ at the next call.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -61,7 +62,7 @@ def unchanged(path: Path, now: float) -> bool:
     try:
         if now - path.lstat().st_ctime < A_DAY:
             return False
-        for here, folders, names in os.walk(path):
+        for here, folders, names in files.walk(path):
             for name in (*folders, *names):
                 if now - os.lstat(f"{here}/{name}").st_ctime < A_DAY:
                     return False
@@ -378,6 +379,8 @@ def sweep(
             for size in _delete(name, fd, limit, only):
                 freed += size
                 progress(size)
+    except RecursionError:
+        raise OSError(errno.ENAMETOOLONG, "has too many folders within folders", str(folder / name)) from None
     finally:
         os.close(fd)
     return freed

@@ -182,7 +182,7 @@ class FolderStore:
         group = here.st_gid if is_shared(here) else None
         if reason := distrust_route(top, group=group):
             return reason
-        for inner, folders, names in os.walk(top):
+        for inner, folders, names in files.walk(top):
             for name in (*folders, *names):
                 path = Path(inner, name)
                 found = path.lstat()

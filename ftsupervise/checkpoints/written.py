@@ -185,7 +185,7 @@ def _files(path: Path, trusted: Trusted) -> Iterator[tuple[Path, os.stat_result]
     if not path.is_dir():
         yield path, path.stat()
         return
-    for folder, _, names in os.walk(path, onerror=_raise):
+    for folder, _, names in files.walk(path, _raise):
         for name in names:
             path = Path(folder, name)
             found = path.lstat()
@@ -198,7 +198,7 @@ def is_whole_by(path: Path, trusted: Trusted) -> bool:
     write into a folder by its mode. Raises OSError."""
     if not path.is_dir():
         return True
-    walk = os.walk(path, onerror=_raise)
+    walk = files.walk(path, _raise)
     return all(trusted(Path(folder, name).lstat()) for folder, inner, names in walk for name in (*inner, *names))
 
 

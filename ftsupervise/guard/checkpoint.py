@@ -629,9 +629,7 @@ def _delete(path: Path) -> None:
         if not path.is_dir() or path.is_symlink():
             path.unlink()
             return
-        import shutil
-
-        shutil.rmtree(path, ignore_errors=True)
+        files.remove_tree(path)
 
 
 def _close_to_others(fd: int) -> None:

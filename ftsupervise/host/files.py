@@ -9,12 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import islice
 
 from ftsupervise.host.links import anew, judge, judge_folder
 
+Walked = tuple[str, list[str], list[str]]  # a folder, and the names of the folders and of the other things in it
 TEMPORARY = ".tmp-"  # what the name of a temporary file begins with
 NO_ROOM = 65_536  # bytes: where less is left on a disk, not even a page of ours is sure to fit
 _NAMES = 4096  # that are read of a folder in which a few are looked for
@@ -75,6 +76,22 @@ def rename(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> No
     judged: another one may lie there by then. Raises OSError."""
     with folder_of(source) as (at, name), folder_of(target) as (there, new):
         os.rename(name, new, src_dir_fd=at, dst_dir_fd=there)
+
+
+def walk(top: str | os.PathLike[str], onerror: Callable[[OSError], object] | None = None) -> Iterator[Walked]:
+    """Do as ``os.walk``. One that is deeper than that goes is an OSError: others may have made it, where they may write."""
+    try:
+        yield from os.walk(top, onerror=onerror)
+    except RecursionError:
+        raise OSError(errno.ENAMETOOLONG, "has too many folders within folders", os.fspath(top)) from None
+
+
+def remove_tree(folder: str | os.PathLike[str]) -> None:
+    """Delete ``folder`` and all in it, as far as that can be done. No link is followed, but for those on the way to it."""
+    import shutil
+
+    with suppress(RecursionError):  # too deep, as for ``walk``
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

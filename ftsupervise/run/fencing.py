@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.host.files import remove_tree
 from ftsupervise.host.in_time import Every, PendingCall, in_time
 from ftsupervise.host.processes import SHELL_MARKED, Process, end_child, process
 from ftsupervise.host.signals import SignalQueue
@@ -208,7 +208,7 @@ def _one(
 def sweep(folders: list[Path]) -> None:
     """Delete what older attempts staged and did not commit: maybe terabytes. The next attempt deletes the rest."""
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
 
 
 # While the command runs, a thread watches the kill switch and the attempts: a newer one ends ours.

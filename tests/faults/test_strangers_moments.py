@@ -25,13 +25,14 @@ import pytest
 from ftsupervise.checkpoints.commit import commit
 from ftsupervise.checkpoints.offload import offload
 from ftsupervise.checkpoints.rank_lists import clear_older
-from ftsupervise.checkpoints.retain import REMOVING, keys_in, remove, sweep
+from ftsupervise.checkpoints.retain import A_DAY, REMOVING, keys_in, left_alone, leftovers, remove, sweep
 from ftsupervise.checkpoints.stores import FolderStore
 from ftsupervise.checkpoints.written import drop_older, keep
 from ftsupervise.drill.play import keep_what_is_left
 from ftsupervise.errors import Error
 from ftsupervise.guard.checkpoint import Checkpoints
 from ftsupervise.guard.settings import RankContext, Voice
+from ftsupervise.host.files import remove_tree
 from ftsupervise.host.ownership import claim_folder, held, set_mode, strangers_link
 from ftsupervise.replicas.sources import ManagerPage, at_work, write_manager
 from ftsupervise.run import fencing, gate
@@ -714,3 +715,36 @@ def test_what_an_older_launch_has_left_is_removed_through_no_link(scene: Scene) 
     with scene.exchanged_all_the_time():
         as_one(ADA, clear)
     assert scene.hers() == before
+
+
+@pytest.mark.threat(
+    "A member who may write the folder of your checkpoints lays a thousand folders there, one in the other, by the name of "
+    "what a save or a restore has left: a day later your loop could save nothing more, and nothing were removed.",
+    "What is too deep to be walked counts as not seen, and stays.",
+)
+def test_folders_too_deep_to_be_walked_stop_neither_a_save_nor_a_removal(scene: Scene) -> None:
+    folder = scene.project / "checkpoints"
+
+    def make() -> None:
+        for one in (folder, folder / ".staging"):
+            one.mkdir()
+            one.chmod(0o2775)
+
+    def lay() -> None:
+        for top in (folder / ".restoring-step-1", folder / ".staging" / "alone-2" / "step-1"):
+            top.mkdir(parents=True)
+            at = os.open(top, os.O_RDONLY)
+            for _ in range(1500):
+                os.mkdir("d", dir_fd=at)
+                at, outer = os.open("d", os.O_RDONLY, dir_fd=at), at
+                os.close(outer)
+
+    def look() -> None:
+        tomorrow = time.time() + 2 * A_DAY
+        assert left_alone(folder, tomorrow) == leftovers(None, folder, tomorrow) == ()
+        remove_tree(folder / ".restoring-step-1")
+
+    as_one(ADA, make)
+    as_one(EVE, lay)
+    as_one(ADA, look)
+    subprocess.run(["rm", "-rf", str(folder)], check=True, timeout=60)
