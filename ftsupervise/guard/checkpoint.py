@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.guard.settings import RankContext, Voice, run_owner
 from ftsupervise.host import files
-from ftsupervise.host.ownership import SHARED, held_to_write, make_folder, mode_inside, remove_entry
+from ftsupervise.host.ownership import SHARED, make_folder, mode_inside, remove_entry
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.anchor import Anchor, write_anchor
 from ftsupervise.rundir.paths import ENV_RUN, sync_directory, write_whole
@@ -624,12 +624,11 @@ def _exchange(one: Path, other: Path) -> bool:
 def _delete(path: Path) -> None:
     """Delete a folder of ours that is no longer used; the next attempt deletes the rest of it. Others may write the folder of
     the checkpoints: nothing is deleted where a link of theirs leads."""
-    with suppress(OSError), held_to_write(path.parent) as here:
-        path = here / path.name
-        if not path.is_dir() or path.is_symlink():
-            path.unlink()
-            return
+    if path.is_dir() and not path.is_symlink():
         files.remove_tree(path)
+        return
+    with suppress(OSError):
+        remove_entry(path)
 
 
 def _close_to_others(fd: int) -> None:

@@ -87,11 +87,12 @@ def walk(top: str | os.PathLike[str], onerror: Callable[[OSError], object] | Non
 
 
 def remove_tree(folder: str | os.PathLike[str]) -> None:
-    """Delete ``folder`` and all in it, as far as that can be done. No link is followed, but for those on the way to it."""
+    """Delete ``folder`` and all in it, as far as that can be done. No stranger's link on the way is followed, and
+    no link at its end."""
     import shutil
 
-    with suppress(RecursionError):  # too deep, as for ``walk``
-        shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError, RecursionError), folder_of(folder) as (at, name):  # too deep, as for ``walk``
+        shutil.rmtree(f"/proc/self/fd/{at}/{name}", ignore_errors=True)
 
 
 @contextmanager

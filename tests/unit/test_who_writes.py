@@ -61,7 +61,7 @@ class Past(NamedTuple):
 
 PAST: dict[str, tuple[Past, ...]] = {
     "alerts/journal.py": (Past("_link _commit _prune _sweep", HELD),),
-    "checkpoints/commit.py": (Past("_replace cut_off", STAGED),),
+    "checkpoints/commit.py": (Past("_replace", STAGED),),
     "snapshots/room.py": (Past("_empty", PRIVATE),),
     "snapshots/kept.py": (Past("remove", HELD),),
     "snapshots/keeper.py": (Past("prepare", STAGED),),
@@ -94,7 +94,7 @@ PAST: dict[str, tuple[Past, ...]] = {
     "crontab/keepalive.py": (Past("_first_to_revive", CRON),),
     "crontab/tick.py": (Past("_prune_logs", CRON),),
     "guard/checkpoint.py": (
-        Past("list_own remove _take_away _delete", JUDGED),
+        Past("list_own _take_away", JUDGED),
         Past("_close_to_others", NARROWER),
     ),
     "guard/heartbeat.py": (Past("answer_with_the_stack", PRIVATE),),
@@ -116,7 +116,6 @@ PAST: dict[str, tuple[Past, ...]] = {
     "ranks/shm_dir.py": (Past("__init__ _sweep close", PRIVATE),),
     "snapshots/exchange.py": (Past("drop_old", PRIVATE),),
     "replicas/record.py": (Past("_claim", RUN),),
-    "run/fencing.py": (Past("sweep", "sealed areas of older attempts, which fence.py has found without a link"),),
     "run/guard_folder.py": (Past("_drop_old", HELD),),
     "run/gate.py": (Past("_probe", OWN), Past("_close_output", NARROWER)),
     "ranks/evidence.py": (
