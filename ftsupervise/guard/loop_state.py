@@ -487,9 +487,9 @@ def write_loop_file(
     header = {"step": step, "rank": rank, "world": world, "description": len(description), "size": size}
     head = _MAGIC + _json(header) + b"\n"
     begin = _page(_HEADER + len(description))
-    fd = os.open(
-        loop_file(checkpoint, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
-    )
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with files.folder_of(loop_file(checkpoint, rank)) as (folder, name):  # no stranger's link leads to another checkpoint
+        fd = os.open(name, flags, 0o644, dir_fd=folder)
     try:
         _write_at(fd, memoryview(head), 0)
         _write_at(fd, memoryview(description), _HEADER)

@@ -31,6 +31,7 @@ from ftsupervise.checkpoints.written import drop_older, keep
 from ftsupervise.drill.play import keep_what_is_left
 from ftsupervise.errors import Error
 from ftsupervise.guard.checkpoint import Checkpoints
+from ftsupervise.guard.loop_state import LoopState, write_loop_file
 from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.host.files import remove_tree
 from ftsupervise.host.ownership import claim_folder, held, set_mode, strangers_link
@@ -748,3 +749,30 @@ def test_folders_too_deep_to_be_walked_stop_neither_a_save_nor_a_removal(scene: 
     as_one(EVE, lay)
     as_one(ADA, look)
     subprocess.run(["rm", "-rf", str(folder)], check=True, timeout=60)
+
+
+@pytest.mark.threat(
+    "A member lays the same link when your loop has come into its save: the state of a rank would be written over that of "
+    "another checkpoint of yours.",
+    "It is written through no link of another account.",
+)
+def test_the_state_of_a_rank_is_written_through_no_link(scene: Scene) -> None:
+    staged = scene.run / "step-1"
+    loop = LoopState({"count": {"steps": 1}})
+    described = loop.describe()
+
+    def make() -> None:
+        for one in (scene.private / "step-1", staged):
+            one.mkdir(parents=True)
+        (scene.private / "step-1" / "rank-00000.state").write_text("three weeks")
+
+    def write() -> None:
+        with pytest.raises(PermissionError, match="is a link of games"):
+            write_loop_file(staged, loop, described, (1, 0, 1))
+
+    as_one(ADA, make)
+    before = scene.hers()
+    as_one(ADA, lambda: write_loop_file(staged, loop, described, (1, 0, 1)))
+    as_one(EVE, scene.exchange)
+    as_one(ADA, write)
+    assert scene.hers() == before
