@@ -153,6 +153,7 @@ def restore(
                 set_aside(
                     target, f"it is not what its copy in {copy.store.url} says, which was restored in its place", now()
                 )
+            (inside / _BEGUN).unlink()
             if copy.is_file:
                 os.rename(inside / copy.name, beside / target.name)
                 write_manifest(target, copy.manifest)
@@ -329,7 +330,7 @@ def _has_digest(path: Path, entry: FileEntry, algorithm: str, blocks: bytearray)
 
 def _drop_others(partial: Path, manifest: Manifest) -> None:
     """Remove leftovers of an earlier restore of another checkpoint of that name, and halves of files."""
-    known = {entry.path for entry in manifest.files}
+    known = {_BEGUN, *(entry.path for entry in manifest.files)}
     for here, _, names in os.walk(partial):
         for name in names:
             path = Path(here, name)

@@ -742,7 +742,7 @@ def test_folders_too_deep_to_be_walked_stop_neither_a_save_nor_a_removal(scene: 
 
     def look() -> None:
         tomorrow = time.time() + 2 * A_DAY
-        assert left_alone(folder, tomorrow) == leftovers(None, folder, tomorrow) == ()
+        assert (left_alone(folder, tomorrow), leftovers(None, folder, tomorrow)) == ((), ())
         remove_tree(folder / ".restoring-step-1")
 
     as_one(ADA, make)
