@@ -42,7 +42,7 @@ from ftsupervise.printable import to_type
 from ftsupervise.rundir.paths import sync_directory
 
 RESTORING = ".restoring-"  # + the name; a restore that was interrupted goes on there
-_BEGUN = ".ftsupervise-restoring"  # in what a restore has begun
+BEGUN = ".ftsupervise-restoring"  # in what a restore has begun
 _GENERATION = re.compile(r"(.+)~\d+")
 
 
@@ -141,6 +141,7 @@ def restore(
             for entry, blocks in zip(copy.manifest.files, blocks_of):
                 block_lists.leave(inside, entry.path, blocks)
             write_manifest(inside, copy.manifest)
+        (inside / BEGUN).unlink()
         _as_old_as_it_is(inside, copy)
         for here, _, _ in os.walk(inside, topdown=False):
             sync_directory(Path(here))
@@ -153,7 +154,6 @@ def restore(
                 set_aside(
                     target, f"it is not what its copy in {copy.store.url} says, which was restored in its place", now()
                 )
-            (inside / _BEGUN).unlink()
             if copy.is_file:
                 os.rename(inside / copy.name, beside / target.name)
                 write_manifest(target, copy.manifest)
@@ -168,8 +168,8 @@ def _require_half(partial: Path, inside: Path) -> None:
     """Raise NotPermitted for a folder that no restore has begun: what is no part of the checkpoint is removed there, and who
     may write beside it may have given its name to any folder of ours."""
     if not os.listdir(inside):
-        os.close(create_new(inside / _BEGUN, 0o600))
-    elif not os.path.lexists(inside / _BEGUN):
+        os.close(create_new(inside / BEGUN, 0o600))
+    elif not os.path.lexists(inside / BEGUN):
         raise NotPermitted(
             f"{partial} is not what a restore has left", hint=f"look at it, and move it away: ls -la {to_type(partial)}"
         )
@@ -330,7 +330,7 @@ def _has_digest(path: Path, entry: FileEntry, algorithm: str, blocks: bytearray)
 
 def _drop_others(partial: Path, manifest: Manifest) -> None:
     """Remove leftovers of an earlier restore of another checkpoint of that name, and halves of files."""
-    known = {_BEGUN, *(entry.path for entry in manifest.files)}
+    known = {BEGUN, *(entry.path for entry in manifest.files)}
     for here, _, names in os.walk(partial):
         for name in names:
             path = Path(here, name)

@@ -22,7 +22,7 @@ from ftsupervise.checkpoints.digest import BLOCKS, hash_file
 from ftsupervise.checkpoints.manifest import loop_file, manifest_of
 from ftsupervise.checkpoints.offload import offload
 from ftsupervise.checkpoints.quarantine import quarantined
-from ftsupervise.checkpoints.restore import RESTORING, copies_in, restore
+from ftsupervise.checkpoints.restore import BEGUN, RESTORING, copies_in, restore
 from ftsupervise.checkpoints.stores import open_store
 from ftsupervise.findings import EventKind
 from ftsupervise.guard import resume
@@ -257,6 +257,7 @@ def test_a_checkpoint_that_came_back_from_a_copy_is_read_once(checkpoints: Path,
     shutil.rmtree(here)
     if killed:  # all had come when the first call ended
         (checkpoints / f"{RESTORING}{here.name}").mkdir()
+        (checkpoints / f"{RESTORING}{here.name}" / BEGUN).touch()
         shutil.copy(loop_file(tmp_path / "far" / here.name, 0), checkpoints / f"{RESTORING}{here.name}")
     (copy,), _ = copies_in([store])
     restore(copy, checkpoints, now=now)
