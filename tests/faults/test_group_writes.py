@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from ftsupervise.host.files import TEMPORARY
+
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other users")]
 
 OWNER, MEMBER, STRANGER = "daemon", "games", "nobody"  # every Debian has them
@@ -97,8 +99,9 @@ def wait_for(true: Callable[[], bool], what: Callable[[], object]) -> None:
 
 
 def open_to_others(root: Path) -> set[str]:
-    """What below ``root`` (itself: ".") the group or everybody may write."""
-    found = [root, *(Path(at, name) for at, folders, files in os.walk(root) for name in (*folders, *files))]
+    """What below ``root`` (itself: ".") the group or everybody may write; temporary files come and go meanwhile."""
+    below = (Path(at, name) for at, folders, files in os.walk(root) for name in (*folders, *files))
+    found = [root, *(path for path in below if not path.name.startswith(TEMPORARY))]
     return {str(path.relative_to(root)) for path in found if path.lstat().st_mode & 0o022 and not path.is_symlink()}
 
 
