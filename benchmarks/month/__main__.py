@@ -259,6 +259,8 @@ def main() -> int:
     parser.add_argument("--judge", type=Path, metavar="DIR", help="judge what a month has kept there once more")
     args = parser.parse_args()
     keep = args.judge or args.keep or Path(tempfile.mkdtemp(prefix="month-"))
+    if args.judge and not (keep / "true.json").exists():
+        parser.error(f"{keep} has no ends.json and true.json: no month has come to its end there")
     keep.mkdir(parents=True, exist_ok=True)
     wrong = judged(keep) if args.judge else play(args, keep)
     print(f"all messages are in {keep}")

@@ -488,10 +488,8 @@ def write_loop_file(
     head = _MAGIC + _json(header) + b"\n"
     begin = _page(_HEADER + len(description))
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with files.folder_of(loop_file(checkpoint, rank)) as (
-        folder,
-        name,
-    ):  # no stranger's link leads to another checkpoint
+    # a stranger's link on the way may lead to another checkpoint
+    with files.folder_of(loop_file(checkpoint, rank)) as (folder, name):
         fd = os.open(name, flags, 0o644, dir_fd=folder)
     try:
         _write_at(fd, memoryview(head), 0)

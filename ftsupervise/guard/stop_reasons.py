@@ -651,13 +651,12 @@ class _Gauge:
         if share >= self.limit:
             if self._was_below:
                 return Shortage(self.cause, f"{self._name} {share:.1%} used, limit {self.limit:.0%}{grows}{self._then}")
-            if (
-                self._was_below is None
-            ):  # others hold it, or the program needs it: the next attempt would find it so again
+            if self._was_below is None:
                 self._was_below = False
+                # others hold it, or the program itself needs it
                 self._say(
-                    f"{self._name} {share:.1%} used from the beginning, limit {self.limit:.0%}: to stop would not free it; "
-                    "the run stops for it once it has been below"
+                    f"{self._name} {share:.1%} used at the first step already, limit {self.limit:.0%}: the next attempt would "
+                    "find the same, so the run goes on; it stops once that memory was below the limit and reaches it again"
                 )
             return None
         self._was_below = True

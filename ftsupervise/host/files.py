@@ -79,7 +79,7 @@ def rename(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> No
 
 
 def walk(top: str | os.PathLike[str], onerror: Callable[[OSError], object] | None = None) -> Iterator[Walked]:
-    """Do as ``os.walk``. One that is deeper than that goes is an OSError: others may have made it, where they may write."""
+    """Do as ``os.walk``, but raise OSError for folders too deep for it: others may have made them, where they may write."""
     try:
         yield from os.walk(top, onerror=onerror)
     except RecursionError:
@@ -87,8 +87,8 @@ def walk(top: str | os.PathLike[str], onerror: Callable[[OSError], object] | Non
 
 
 def remove_tree(folder: str | os.PathLike[str]) -> None:
-    """Delete ``folder`` and all in it, as far as that can be done. No stranger's link on the way is followed, and
-    no link at its end."""
+    """Delete ``folder`` and all in it, as far as that can be done. It follows no stranger's link on the way, and no link at the
+    end of it."""
     import shutil
 
     with suppress(OSError, RecursionError), folder_of(folder) as (at, name):  # too deep, as for ``walk``

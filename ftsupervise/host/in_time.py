@@ -105,8 +105,8 @@ class Every:
     """A thread that calls ``look`` again and again, until it is closed: a file system, or Slurm, blocks only this thread.
 
     ``pause``: seconds from one look to the next, or what tells them from the seconds that the last one took. The first look
-    comes after a pause of its own, ``first``. ``last`` is called once it is closed. What a look raises is told once on stderr,
-    and the next one comes all the same: nobody would see that the switches are not looked at any more.
+    comes after a pause of its own, ``first``. ``last`` is called once it is closed. The thread tells once on stderr what a
+    look raises, and looks again: nobody would see that it has ended, and that no switch is looked at any more.
     """
 
     def __init__(

@@ -99,7 +99,7 @@ def wait_for(true: Callable[[], bool], what: Callable[[], object]) -> None:
 
 
 def open_to_others(root: Path) -> set[str]:
-    """What below ``root`` (itself: ".") the group or everybody may write; temporary files come and go meanwhile."""
+    """Return what below ``root`` (itself: ".") the group or everybody may write, without temporary files, which come and go."""
     below = (Path(at, name) for at, folders, files in os.walk(root) for name in (*folders, *files))
     found = [root, *(path for path in below if not path.name.startswith(TEMPORARY))]
     return {str(path.relative_to(root)) for path in found if path.lstat().st_mode & 0o022 and not path.is_symlink()}

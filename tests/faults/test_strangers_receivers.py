@@ -187,7 +187,7 @@ def sayer(first: bytes, more: bytes, pause: float = 0.0) -> Iterator[Sayer]:
 
 
 def notified(tmp_path: Path, receiver: dict[str, Any]) -> str:
-    """What ``notify test`` says with that receiver."""
+    """Return what ``notify test`` says of that receiver."""
     page = {"name": RUN, "launch": {"command": "true"}, "alerts": {"receivers": [receiver]}}
     (tmp_path / "ftsupervise.yaml").write_text(json.dumps(page))
     result = type_in("notify", "test", str(tmp_path / "ftsupervise.yaml"))

@@ -65,12 +65,13 @@ def test_the_rank_whose_memory_is_short_is_named_and_all_leave_with_a_checkpoint
 
 
 FULL = """
+import time
 from ftsupervise import Guard
 with Guard(poll=0.001) as guard:
     for step in range(1, 200):
         if guard.step(step).stop:
             break
-        __import__("time").sleep(0.005)
+        time.sleep(0.005)
     else:
         guard.finished(200)
 """
@@ -86,4 +87,4 @@ def test_a_host_that_is_full_from_the_beginning_is_told_and_the_run_trains_on(ru
     said = run.members[0].said()
     assert code == 0, said
     assert [one.words for one in run.attempts()] == ["finished"], said
-    assert "used from the beginning, limit 0%: to stop would not free it" in said
+    assert "used at the first step already, limit 0%: the next attempt would find the same" in said

@@ -132,8 +132,8 @@ def test_what_is_full_from_the_beginning_is_told_and_stops_the_run_only_after_it
     one = limits(cuda, 0.95, said)
     assert one.check_gpu(0.0) is None and one.check_gpu(10.0) is None
     assert said == [
-        f"memory of GPU {gpu} {share}% used from the beginning, limit 95%: to stop would not free it; "
-        "the run stops for it once it has been below"
+        f"memory of GPU {gpu} {share}% used at the first step already, limit 95%: the next attempt would "
+        "find the same, so the run goes on; it stops once that memory was below the limit and reaches it again"
         for gpu, share in ((0, "96.2"), (1, "97.5"))
     ]
     cuda.devices[0] = (10, 37, 0)

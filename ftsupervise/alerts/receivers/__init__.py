@@ -82,8 +82,8 @@ Answer = TypeVar("Answer")
 
 
 def answered(work: Callable[[], Answer]) -> Answer:
-    """Return what ``work`` returns. Raises what it raises, and TryLater where it takes longer than PATIENCE: a server that says
-    a little now and then is waited for without an end by its client."""
+    """Return what ``work`` returns. Raises what it raises, and TryLater where it takes longer than PATIENCE: a client waits
+    without an end for a server that says a little now and then."""
     from ftsupervise.host.in_time import in_time
 
     found = in_time(lambda: (work(),), PATIENCE.total_seconds())

@@ -136,7 +136,7 @@ def post(mail: EmailMessage, settings: Email) -> str:
     password = read_secret(settings, "password")
     try:
         refused = answered(partial(_converse, mail, settings, settings.to, password))
-    except (OSError, smtplib.SMTPException) as error:
+    except (OSError, smtplib.SMTPException, TryLater) as error:
         raise TryLater(redact(f"{settings.host}: {error or type(error).__name__}", [password])) from None
     return _answers(refused.items(), [password])
 
@@ -155,7 +155,7 @@ class _BoundedTLSClient(_BoundedClient, smtplib.SMTP_SSL):
 
 
 class _Lines:
-    """What a server says, line by line. Raises OSError behind MOST_READ."""
+    """Reads what a server says, line by line. Raises OSError once that is more than MOST_READ."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._left = file, MOST_READ
