@@ -19,7 +19,7 @@ demo: .venv/.demo slurm
 
 test: .venv/.test debian
 	@$(MAKE) --no-print-directory -j 2 lint compiled
-	@$(BIN)/python $(PYTEST) -m "not slow" -n 9 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python $(PYTEST) -m "not slow" -n 6 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-torch: $(TORCH)/.test debian  ## what needs torch, in an environment of its own; says so where torch cannot be had
 	@[ ! -e $(TORCH)/.test ] || $(TORCH)/bin/python $(PYTEST) -m "torch and not slow" -n 2 --dist loadfile \

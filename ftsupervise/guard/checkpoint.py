@@ -86,7 +86,8 @@ class Checkpoints:
             if self._sweeps:
                 self._clear(staged)
             make_folder(staged, parents=True)
-            with files.open_folder(staged):  # a link of another account in the place of the area may lead to it
+            # a link of another account in the place of the area may lead to it; rank 0 may delete or commit it meanwhile
+            with suppress(FileNotFoundError), files.open_folder(staged):
                 pass
         except OSError:
             if not self.over():
@@ -259,6 +260,14 @@ class Checkpoints:
         What a failed save of that name has left is not in its way. Where no ``barrier`` does, a mark tells rank 0 that this
         rank is there too. ``ranks``: those that enter; None: all. Raises as ``stage`` does.
         """
+        try:
+            return self._enter(name, ranks, barrier=barrier)
+        except FileNotFoundError:
+            if barrier or not self._place.rank:
+                raise
+            return self._enter(name, ranks, barrier=barrier)  # rank 0 has committed it before it saw the mark
+
+    def _enter(self, name: str, ranks: Collection[int] | None, *, barrier: bool) -> Path:
         from ftsupervise.checkpoints import rank_lists
         from ftsupervise.checkpoints.commit import cut_off
         from ftsupervise.guard.heartbeat import age
@@ -302,11 +311,15 @@ class Checkpoints:
         if not wrote:  # rank 0 alone saves, or it has not begun yet
             rank_lists.leave(staged, self._place.rank)
             return True
-        self.list_own(staged)
+        target, listed = self.folder / staged.name, True
+        try:
+            self.list_own(staged)
+        except FileNotFoundError:
+            listed = False  # rank 0 has committed, or commits, and has not seen the mark
         done = self.is_committed(staged, self._before, beat)
-        if done is not None:
+        if done is False or (done and (listed or _is_whole(target))):
             return done
-        target, why = self.folder / staged.name, f"rank {self._place.rank} had not written its part"
+        why = f"rank {self._place.rank} had not written its part"
         head = read_head(target)
         if head is not None and (head.step, head.attempt) == (step, self._place.attempt):
             set_aside(target, why, datetime.now(timezone.utc), area=self._place.staging)
@@ -619,6 +632,19 @@ def _exchange(one: Path, other: Path) -> bool:
     if code and number not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
         raise OSError(number, os.strerror(number), str(one))
     return bool(code == 0)
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Return whether its manifest lists all files that are in it, with their sizes: no rank's part came too late."""
+    from ftsupervise.checkpoints.contents import contents_of
+    from ftsupervise.checkpoints.manifest import read_manifest
+
+    try:
+        manifest, there = read_manifest(checkpoint), contents_of(checkpoint).files
+    except (OSError, ValueError):
+        return False
+    listed = {one.path: one.size for one in manifest.files} if manifest is not None else {}
+    return listed == {path: one.facts.st_size for path, one in there.items()}
 
 
 def _delete(path: Path) -> None:

@@ -631,8 +631,8 @@ def page_inside(parent: Path) -> int:
 def make_folder(folder: Path, mode: int | None = None, *, parents: bool = False) -> None:
     """Make ``folder`` with exactly that mode whatever the umask; a folder that exists stays as it is.
 
-    Without ``mode`` it is shared as its parent is. ``parents``: make missing folders above it too. Others may make it at the
-    same moment. Raises OSError, also when something else lies in its place.
+    Without ``mode`` it is shared as its parent is. ``parents``: make missing folders above it too. Others may make it, or
+    delete it, at the same moment. Raises OSError, also when something else lies in its place.
     """
     if folder.is_dir():
         return
@@ -644,8 +644,9 @@ def make_folder(folder: Path, mode: int | None = None, *, parents: bool = False)
         make_folder(folder.parent, mode if mode is None else mode & FOLDER, parents=True)
         make_folder(folder, mode)
     except FileExistsError:
-        if not folder.is_dir():
-            raise
+        with suppress(FileNotFoundError):  # it is gone again
+            if not stat.S_ISDIR(folder.lstat().st_mode) and not folder.is_dir():
+                raise
 
 
 def make_like(folder: Path, source: Reach) -> None:

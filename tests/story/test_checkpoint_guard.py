@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import stat
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ from ftsupervise import Guard
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, read_manifest
 from ftsupervise.checkpoints.rank_lists import leave_list, list_of, rank_in
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
+from ftsupervise.guard.checkpoint import Checkpoints
+from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.rundir.attempt_pages import read_page
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Resumed
@@ -496,3 +500,57 @@ def test_the_guard_imports_nothing_of_it_before_the_first_save(tmp_path: Path) -
     probe = "import sys; from ftsupervise import Guard; Guard(); print([n for n in sys.modules if 'checkpoints' in n])"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_folder_that_rank_0_deletes_or_commits_meanwhile_fails_no_other_rank(tmp_path: Path) -> None:
+    """Rank 1 enters while rank 0 makes the folder anew, or gives it its name: its program is not to end by that."""
+    folder = tmp_path / "checkpoints"
+    staged = folder / ".staging" / "0001" / "step-1"
+    over = tmp_path / "over"
+
+    def go_and_come() -> None:
+        while not over.exists():
+            with suppress(OSError):
+                staged.mkdir()
+                staged.rmdir()
+
+    staged.parent.mkdir(parents=True)
+    rank_0 = multiprocessing.get_context("fork").Process(target=go_and_come, daemon=True)
+    rank_0.start()
+    try:
+        place = RankContext(None, None, None, 1, 2, folder, staging=staged.parent)
+        checkpoints = Checkpoints(place, lambda: False, Voice(1, 2))
+        for _ in range(30_000):
+            checkpoints.stage("step-1")
+    finally:
+        over.touch()
+        rank_0.join(60)
+
+
+# Of two ranks only rank 0 writes; the other comes into the block a little before, or after, or as rank 0 commits.
+RANK_0_WRITES = """
+import random, sys, time
+from ftsupervise import Guard
+rank, begin = int(sys.argv[1]), float(sys.argv[2])
+luck = random.Random(rank)
+with Guard(signals=(), rank=rank, world=2) as guard:
+    for step in range(1, 301):
+        time.sleep(max(0.0, begin + 0.02 * step - time.time()) + luck.random() * (0.012 if rank else 0.004))
+        with guard.checkpoint(step) as folder:
+            if not rank:
+                (folder / "step").write_text(str(step))
+"""
+
+
+@pytest.mark.resume(
+    "Rank 0 alone saves, without a barrier, and commits while another rank comes into the block",
+    "that checkpoint",
+    "no rank's program ends by it",
+)
+def test_where_rank_0_alone_writes_another_rank_may_come_at_any_moment(checkpoints: Path) -> None:
+    words = [sys.executable, "-c", RANK_0_WRITES]
+    begin = str(time.time() + 1)
+    both = [subprocess.Popen([*words, rank, begin], stderr=subprocess.PIPE, text=True) for rank in ("0", "1")]
+    said = [one.communicate(timeout=120)[1] for one in both]
+    assert [one.returncode for one in both] == [0, 0], said
+    assert verify(checkpoints / "step-00000300", FULL).good

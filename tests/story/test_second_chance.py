@@ -92,7 +92,7 @@ def test_the_continuous_integration_types_the_readmes_own_command_with_a_second_
         text=True,
         timeout=60,
     ).stdout
-    assert '.venv/bin/python .ci/second_chance.py -m "not slow" -n 9 --dist loadfile' in said
+    assert '.venv/bin/python .ci/second_chance.py -m "not slow" -n 6 --dist loadfile' in said
     assert said.index("mypy") < said.index("second_chance")
     run = (ROOT / ".ci" / "run").read_text()
     assert "make test PYTEST=.ci/second_chance.py" in run and "make test-torch PYTEST=.ci/second_chance.py" in run
