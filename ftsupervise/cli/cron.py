@@ -282,9 +282,10 @@ def run(name: str | None, directory: Path | None, foreground: bool, again: bool,
 @click.option(
     "--run", "run_dir", metavar="RUN", help="For this run: notify its receivers when it cannot be brought back."
 )
+@click.option("--at-last", is_flag=True, hidden=True, help="The run's job ends: ask the queue even while slots come.")
 @DRY
 @JSON
-def ensure(directory: Path | None, run_dir: str | None, dry_run: bool, as_json: bool) -> None:
+def ensure(directory: Path | None, run_dir: str | None, at_last: bool, dry_run: bool, as_json: bool) -> None:
     """Bring the chain back if it is dead. Harmless at any time; launch and running jobs do it too.
 
     Exit code 0 when it lives, 2 when it does not, 69 when that is unknown.
@@ -297,7 +298,7 @@ def ensure(directory: Path | None, run_dir: str | None, dry_run: bool, as_json: 
 
     codes = {Health.OK: 0, Health.BAD: 2, Health.UNKNOWN: 69}
     if run_dir is not None and not dry_run:
-        found = _for_run(run_dir)
+        found = _for_run(run_dir, thorough=at_last)
         if as_json:
             answer(health=None if found is None else found.health, finding=found)
             raise SystemExit(codes[found.health] if found is not None else 0)
@@ -344,12 +345,13 @@ def _place(directory: Path | None) -> CronDir:
     return CronDir(cron_directory(directory))
 
 
-def _for_run(name: str) -> Finding | None:
+def _for_run(name: str, *, thorough: bool) -> Finding | None:
     from ftsupervise.cli.config import load_settings
     from ftsupervise.config.find_run import find_run
     from ftsupervise.crontab.keepalive import look_after_for
 
-    return look_after_for(load_settings(find_run(name).config), slurm_of(os.environ), utc_now())
+    settings = load_settings(find_run(name).config)
+    return look_after_for(settings, slurm_of(os.environ), utc_now(), thorough=thorough)
 
 
 def _plan(config: Path | None, given: Mapping[str, object], period: str | None, *, dry_run: bool) -> InstallPlan:

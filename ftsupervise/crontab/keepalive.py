@@ -147,8 +147,9 @@ class CronState:
     installed: bool = True
 
 
-def look_after_for(run: Run, scheduler: TickScheduler, now: datetime) -> Finding | None:
+def look_after_for(run: Run, scheduler: TickScheduler, now: datetime, *, thorough: bool = False) -> Finding | None:
     """Revive the cron that watches ``run``, or notify the run's own receivers that it is dead, and when it lives again.
+    ``thorough`` as in ``see_to``.
 
     None when there is no cron to look after. Nothing is written while all is well.
     """
@@ -157,7 +158,7 @@ def look_after_for(run: Run, scheduler: TickScheduler, now: datetime) -> Finding
     from ftsupervise.alerts.record import record
     from ftsupervise.rundir.paths import RunDir
 
-    found = look_after(run.cron.directory, scheduler, now, run=run.name)
+    found = look_after(run.cron.directory, scheduler, now, run=run.name, thorough=thorough)
     if found is None or run.run_dir is None:
         return found
     journal = Journal(RunDir(run.run_dir).watch / "journal")
@@ -169,12 +170,15 @@ def look_after_for(run: Run, scheduler: TickScheduler, now: datetime) -> Finding
     return found
 
 
-def look_after(directory: Path | None, scheduler: TickScheduler, now: datetime, *, run: str) -> Finding | None:
-    """Return a running job's finding about the cron that watches it, after ``see_to``. Call it once a period.
+def look_after(
+    directory: Path | None, scheduler: TickScheduler, now: datetime, *, run: str, thorough: bool = False
+) -> Finding | None:
+    """Return a running job's finding about the cron that watches it, after ``see_to``. Call it once a period, and
+    ``thorough`` as the job ends.
 
     None while there is no cron to look after (nothing installed, or removed by its owner).
     """
-    state = see_to(directory, scheduler, now)
+    state = see_to(directory, scheduler, now, thorough=thorough)
     if not state.installed:
         return None
     cron = CronDir(default_directory(os.environ) if directory is None else directory)

@@ -10,6 +10,7 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
@@ -52,7 +53,8 @@ from ftsupervise.rundir.ledger import last_sign, newest, stop_request
 from ftsupervise.rundir.ledger import ledger as read_ledger
 from ftsupervise.rundir.ledger import numbers as read_numbers
 from ftsupervise.rundir.observing import Observes, observed_alone, read_observed, tell_alone
-from ftsupervise.rundir.paths import ENV_CHECKPOINT_DIR, tell, whole_run
+from ftsupervise.rundir.paths import ENV_CHECKPOINT_DIR, RunDir, tell, whole_run
+from ftsupervise.rundir.watched import found_page
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away
 from ftsupervise.snapshots.keeper import KeptSnapshots, SnapshotKeeper, Target, place_for
@@ -63,7 +65,8 @@ from ftsupervise.warm.restarts import WarmSettings, WarmStart
 # A training run keeps the cron alive that watches it, as that cron watches the run.
 #
 # A shell of a megabyte beside the attempts types ``ftsupervise cron ensure --run RUN`` once a period, bounded: the supervisor
-# itself loads no settings, asks no scheduler and sends no mail. It ends with the supervisor, however that ends.
+# itself loads no settings, asks no scheduler and sends no mail. It ends with the supervisor, however that ends. As the job ends it
+# is typed once more and asks Slurm in any case: a cron whose jobs were cancelled a minute ago would tell nobody of the end.
 
 ENV_EVERY = "FTSUPERVISE_KEEPER_SECONDS"
 _EVERY = 300
@@ -76,6 +79,25 @@ while :; do
   while [ "$slept" -lt "$every" ]; do sleep 1 || exit; slept=$((slept + 1)); done
   timeout --foreground -k 10 "$longest" "$@"
 done"""
+_AT_LAST = '[ -e "$1" ] || exit 0; shift; exec "$@"'  # nothing where no watch has looked at the run
+_AT_LAST_LONGEST, _AT_LAST_LEAST = 10.0, 1.0  # seconds for it, and with fewer it is not begun
+
+
+def _begin_beside(words: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
+    """Return the shell begun beside the run; None without one, or without memory: the run goes on without it."""
+    null = subprocess.DEVNULL
+    try:
+        return subprocess.Popen(
+            ["/bin/sh", "-c", *words],
+            stdin=null,
+            stdout=null,
+            stderr=null,
+            env=dict(env),
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
+    except OSError:
+        return None
 
 
 class Repeated:
@@ -83,17 +105,8 @@ class Repeated:
 
     def __init__(self, words: Sequence[str], env: Mapping[str, str], every: str, longest: int) -> None:
         self.shell: Process | None = None
-        try:
-            shell = subprocess.Popen(
-                ["/bin/sh", "-c", _LOOP, "ftsupervise-keeper", every, str(longest), *words],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=dict(env),
-                start_new_session=True,
-                preexec_fn=die_with_parent(),
-            )
-        except OSError:  # no shell or no memory: the run goes on without it
+        shell = _begin_beside([_LOOP, "ftsupervise-keeper", every, str(longest), *words], env)
+        if shell is None:
             return
         shell.returncode = 0  # reaped with everything else that is ours
         self.shell = process(shell.pid)
@@ -111,10 +124,27 @@ class CronKeepalive(Repeated):
 
     def __init__(self, run_dir: Path, env: Mapping[str, str], command: Sequence[str] = ()) -> None:
         self.shell = None
+        self._seen, self._env = str(found_page(RunDir(run_dir))), env
+        self._words = list(command or processes.own_command("cron", "ensure", "--run", str(run_dir)))
         if not env.get("SLURM_JOB_ID") or whole_run(run_dir) is not None:  # a replica group's run sees to it
             return
-        words = command or processes.own_command("cron", "ensure", "--run", str(run_dir))
-        super().__init__(words, env, _seconds(env, ENV_EVERY, _EVERY), 120)
+        super().__init__(self._words, env, _seconds(env, ENV_EVERY, _EVERY), 120)
+
+    def look_at_last(self, until: float) -> None:
+        """End the shell; with time left before ``until`` (monotonic), type the command once more, whatever slots came."""
+        kept = self.shell is not None
+        self.stop()
+        seconds = min(until - time.monotonic(), _AT_LAST_LONGEST)
+        if not kept or seconds < _AT_LAST_LEAST:
+            return
+        shell = _begin_beside([_AT_LAST, "ftsupervise-keeper", self._seen, *self._words, "--at-last"], self._env)
+        if shell is None:
+            return
+        self.shell = process(shell.pid)
+        with suppress(subprocess.TimeoutExpired):
+            shell.wait(seconds)
+        shell.returncode = 0
+        self.stop()
 
 
 class CheckpointUpkeep(Repeated):
@@ -217,7 +247,7 @@ def _pass_the_gate(options: Options, env: Mapping[str, str], signals: SignalQueu
 
 
 def _go(options: Options, env: Mapping[str, str], signals: SignalQueue) -> int:
-    keepers = (CronKeepalive(options.rundir.root, env), CheckpointUpkeep(options, env))
+    cron, upkeep = CronKeepalive(options.rundir.root, env), CheckpointUpkeep(options, env)
     reaper = OrphanReaper(USUAL_GRACE if options.grace is None else options.grace)
     supervisor, job = None, ledger.job_id(env)
     try:
@@ -233,8 +263,9 @@ def _go(options: Options, env: Mapping[str, str], signals: SignalQueue) -> int:
             supervisor.to.snapshots.close()
             supervisor.to.pending.settle_at_last(options, signals, asked_to_stop=supervisor.now.asked_to_stop)
             supervisor.to.warm.stop()
-        for keeper in keepers:
-            keeper.stop()
+            cron.look_at_last(supervisor.to.job.keep_until(signals.stopped_at))
+        cron.stop()
+        upkeep.stop()
         reaper.stop()
         gate.keep_output_folders()
 

@@ -4,6 +4,7 @@ The journal of the alerts is the truth; this page is the part of it that can be 
 """
 
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Annotated, NamedTuple, Optional
 
 from ftsupervise.host.ownership import distrust_in
@@ -31,14 +32,19 @@ class WatchFound(NamedTuple):
     judges: Annotated[tuple[str, ...], 2] = ()  # which of "hang" and "throughput" are switched on
 
 
+def found_page(rundir: RunDir) -> Path:
+    """Return where it is; it is there once a watch has looked at the run."""
+    return rundir.watch / "found.json"
+
+
 def write_found(rundir: RunDir, found: WatchFound) -> None:
     """Write the page. Raises OSError."""
-    write_json(rundir.watch / "found.json", found, sync=False, indent=None)
+    write_json(found_page(rundir), found, sync=False, indent=None)
 
 
 def read_found(rundir: RunDir) -> Optional[WatchFound]:
     """Return the page; None where there is none, it is damaged, or by an account with which the watch is not shared."""
-    path = rundir.watch / "found.json"
+    path = found_page(rundir)
     try:
         whose = rundir.watch.stat()
         raw = read_json(path, limit=64_000, distrust=distrust_in(whose, path))

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,22 @@ def test_it_types_its_command_again_and_again_and_is_gone_when_it_is_stopped(tmp
     until(lambda: (tmp_path / "typed").exists() and len((tmp_path / "typed").read_text()) >= 4, "two rounds")
     keeper.stop()
     assert identity(pid) is None
+
+
+def test_at_the_end_it_is_typed_once_more_for_a_run_that_was_watched_and_not_for_ever(tmp_path: Path) -> None:
+    script = f"echo $* >> {tmp_path}/typed; echo $$ > {tmp_path}/pid; sleep 600"
+    words, env = ("sh", "-c", script, "sh"), environment(**{ENV_EVERY: "600"})
+    CronKeepalive(tmp_path, env, words).look_at_last(time.monotonic() + 5)
+    assert not (tmp_path / "typed").exists()  # no watch has looked at it
+    (tmp_path / "watch").mkdir()
+    (tmp_path / "watch" / "found.json").touch()
+    CronKeepalive(tmp_path, env, words).look_at_last(time.monotonic() + 0.5)
+    assert not (tmp_path / "typed").exists()  # there is no time for it
+    keeper, begun = CronKeepalive(tmp_path, env, words), time.monotonic()
+    keeper.look_at_last(begun + 2)
+    assert (tmp_path / "typed").read_text() == "--at-last\n"
+    assert time.monotonic() - begun < 60 and keeper.shell is None
+    assert identity(int((tmp_path / "pid").read_text())) is None
 
 
 def test_there_is_none_outside_slurm(tmp_path: Path) -> None:
