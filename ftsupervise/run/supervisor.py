@@ -65,8 +65,9 @@ from ftsupervise.warm.restarts import WarmSettings, WarmStart
 # A training run keeps the cron alive that watches it, as that cron watches the run.
 #
 # A shell of a megabyte beside the attempts types ``ftsupervise cron ensure --run RUN`` once a period, bounded: the supervisor
-# itself loads no settings, asks no scheduler and sends no mail. It ends with the supervisor, however that ends. As the job ends it
-# is typed once more and asks Slurm in any case: a cron whose jobs were cancelled a minute ago would tell nobody of the end.
+# itself loads no settings, asks no scheduler and sends no mail. It ends with the supervisor, however that ends. As the job
+# ends the command is typed once more and asks Slurm in any case: a cron whose jobs were cancelled a minute ago would tell
+# nobody of the end.
 
 ENV_EVERY = "FTSUPERVISE_KEEPER_SECONDS"
 _EVERY = 300

@@ -716,13 +716,21 @@ def _end(attempt: Attempt, raised: str) -> list[Notice]:
     """Return an event for an end after which no job takes over. A failure belongs to the recovery watchdog until it is over."""
     if attempt.cause is None or attempt.kind is not CauseKind.KILL_SWITCH:
         return []
-    step = f" at step {attempt.last_step}" if attempt.last_step is not None else ""
     words = ", ".join(filter(None, ("kill switch", raised or attempt.cause.text, attempt.note)))
-    did = "stopped" if attempt.source == OUTPUT else "saved and stopped"
-    text = f"attempt {attempt.number} {did}{step}: {words}"
+    text = f"attempt {attempt.number} {_how_it_stopped(attempt)}: {words}"
     meaning = "Queued members leave at once; nothing trains until the switch is cleared and the run launched again."
     dedup, at = f"ended-{attempt.number}", attempt.ended or attempt.started
     return [happened(EventKind.STOPPED, dedup, at, text, meaning, attempt.number)]
+
+
+def _how_it_stopped(attempt: Attempt) -> str:
+    """Return "saved and stopped at step 140"; of one that did not say that it saved, "stopped at step 140"."""
+    last = attempt.last_step
+    saved = max((step for step in (attempt.saved, attempt.kept) if step is not None), default=None)
+    at = f" at step {last}" if last is not None else ""
+    if saved is None or last is None:
+        return f"stopped{at}"
+    return f"saved and stopped{at}" if saved >= last else f"stopped{at}, last saved at step {saved}"
 
 
 # ------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def _hung(tmp_path: Path, *backing: Path) -> Iterator[HungMount]:
         mount.answer()
         process.send_signal(signal.SIGKILL)  # aborts the connection: whoever hangs in it gets an error
         process.wait(10)
-        subprocess.run(["umount", "-l", str(point)], check=False, timeout=20, capture_output=True)
+        _umount("-l", point)
 
 
 @pytest.fixture
@@ -98,7 +99,23 @@ def mounted(tmp_path: Path) -> Iterator[Callable[..., Path]]:
         yield mount
     finally:
         for point in points:
-            subprocess.run(["umount", str(point)], check=False, timeout=30, capture_output=True)
+            _unmount(point)
+
+
+def _unmount(point: Path) -> None:
+    """Wait for what the test started there (an upkeep, say); what has not ended in ten seconds is named, and let go of."""
+    if f" {point} " not in Path("/proc/self/mountinfo").read_text():  # the test has unmounted it
+        return
+    until = time.monotonic() + 10
+    while (done := _umount(point)).returncode and time.monotonic() < until:
+        time.sleep(0.1)
+    if done.returncode:
+        _umount("-l", point)
+        pytest.fail(done.stderr)
+
+
+def _umount(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["umount", *words], check=False, timeout=30, capture_output=True, text=True)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def test_a_chain_that_was_cancelled_whole_is_brought_back_by_the_run(
     typed("kill", "--yes", folder=folder, env=env, code=0)
 
 
-@pytest.mark.fault("A cron chain is cancelled in the last minutes of a run", "its job asks once more as it ends, and the end is told")
+@pytest.mark.fault("A cron chain is cancelled as a run ends", "its job asks once more as it ends, and the end is told")
 def test_the_end_of_a_run_is_told_although_the_chain_was_cancelled_just_before(
     make_sandbox: Callable[..., Sandbox], tmp_path: Path, until: Until
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 from ftsupervise.findings import EventKind
 from ftsupervise.model import OUTPUT, Attempt, Cause, CauseKind
@@ -83,6 +84,16 @@ def test_a_script_that_hears_no_switch_is_not_said_to_have_saved() -> None:
     assert told[1].finding.summary == "attempt 1 stopped at step 140: kill switch"
 
 
+def test_a_stop_is_said_to_have_saved_only_where_the_loop_said_so() -> None:
+    def said(**more: Any) -> str:
+        return events([attempt(1, "kill switch")._replace(**more)], finished_at=None)[1].finding.summary
+
+    assert said(saved=None) == "attempt 1 stopped at step 140: kill switch"
+    assert said(saved=140, source=OUTPUT) == "attempt 1 saved and stopped at step 140: kill switch"  # as replica groups
+    assert said(saved=100, kept=140) == "attempt 1 saved and stopped at step 140: kill switch"
+    assert said(saved=100) == "attempt 1 stopped at step 140, last saved at step 100: kill switch"
+
+
 def test_one_that_begins_again_by_its_percentage_is_told_once() -> None:
     percents = [PercentReached(63.2, 0.1, of="a"), PercentReached(1.4, 0.1, of="a")]
     runs = [attempt(n, first=None, last=None)._replace(percent=one) for n, one in enumerate(percents, 1)]
@@ -97,7 +108,7 @@ def test_who_is_told_of_a_stop_is_told_who_asked_for_it() -> None:
         event.finding.summary
         for event in events(runs, finished_at=None, raised="raised by ada on login-1 (wrong data mix)")
     ]
-    stops = [summary for summary in told if "saved and stopped" in summary]
+    stops = [summary for summary in told if " stopped at step " in summary]
     assert "ada" not in stops[0]  # another switch, long down
     assert stops[1].endswith(": kill switch, raised by ada on login-1 (wrong data mix)")
 
