@@ -90,6 +90,15 @@ def distrust_folder(folder: Path, accounts: Collection[int] = ()) -> str:
     return distrust(found, folder, accounts=accounts, group=found.st_gid if is_shared(found) else None)
 
 
+def distrust_itself(checkpoint: Path, accounts: Collection[int] = ()) -> str:
+    """Return why a stranger could have put the checkpoint there, as a clause; "" when none could. Nothing in it is looked at: one
+    of a stranger may have no end, or let nobody in. Raises OSError."""
+    above = os.stat(checkpoint.parent)  # noqa: PTH116
+    return distrust_folder(checkpoint.parent, accounts) or _distrust(
+        above, os.lstat(checkpoint), f"{checkpoint}", accounts
+    )
+
+
 def distrust_contents(checkpoint: Path, contents: Contents, accounts: Collection[int] = ()) -> str:
     """Return why a stranger could have changed the checkpoint, as a clause; "" when none could. Raises OSError.
 

@@ -15,7 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.checkpoints.contents import Contents, contents_of, distrust_contents, distrust_folder
+from ftsupervise.checkpoints.contents import Contents, contents_of, distrust_contents, distrust_itself
 from ftsupervise.checkpoints.digest import CannotJudge, Hashed, hash_file, hash_link, hasher, in_parallel, path_below
 from ftsupervise.checkpoints.layouts import Recognised, damaged_archive, is_archive, recognise, step_of
 from ftsupervise.checkpoints.manifest import CheckpointLayout, FileEntry, Manifest, ManifestHead, read_manifest, root_of
@@ -119,7 +119,7 @@ def verify(checkpoint: Path, scope: Scope = Scope()) -> Verdict:  # noqa: B008 -
 
 
 def _verify(checkpoint: Path, scope: Scope) -> Verdict:
-    if reason := distrust_folder(checkpoint.parent, scope.accounts):  # before a stranger's folder is walked
+    if reason := distrust_itself(checkpoint, scope.accounts):  # before what a stranger has laid is walked
         return Verdict(checkpoint, CheckpointState.NOT_TRUSTED, (reason,), step=step_of(checkpoint.name))
     contents = contents_of(checkpoint)
     size = sum(one.facts.st_size for one in contents.files.values())
