@@ -22,6 +22,7 @@ from ftsupervise.checkpoints.manifest import (
 )
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Verdict, verify
 from ftsupervise.errors import Refused
+from ftsupervise.host.ownership import stranger
 from ftsupervise.printable import printable
 from ftsupervise.rundir.lineage import Belongs, Lineage, belongs, read_lineage, whose
 from ftsupervise.rundir.paths import RunDir
@@ -31,7 +32,7 @@ _UNFINISHED = ("tmp", ".tmp", "incomplete", "partial", ".part", "staging")
 _WITHIN = (".tmp", "orbax-checkpoint-tmp")
 ONE_FILE = (".ckpt", ".pt", ".pth", ".safetensors")  # a checkpoint that is one file
 PREVIOUS = "previous-"  # + the name of one that its program writes over: what it was before (previous.py)
-_MOST = 100_000  # entries of a folder that are looked at
+_MOST, _MOST_OF_OTHERS = 100_000, 2_000  # checkpoints of a folder that are looked at
 
 
 class Found(NamedTuple):
@@ -110,10 +111,12 @@ def others_refused(folder: Path, others: Sequence[ManifestHead], rundir: RunDir)
 
 
 def _entries(folder: Path, pattern: str) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+    """Yield those of trusted accounts, and the first ones of others: these may fill a folder that everybody may write into."""
+    left = {True: _MOST, False: _MOST_OF_OTHERS}  # whether they are trusted
+    known: dict[int, bool] = {}
     with os.scandir(folder) as entries:
-        for count, entry in enumerate(entries):
-            if count >= _MOST:
-                raise OSError(f"{folder} holds more than {_MOST} entries")
+        above = os.stat(folder)  # noqa: PTH116
+        for entry in entries:
             if unfinished(entry.name) or not fnmatch.fnmatchcase(entry.name, pattern):
                 continue
             try:
@@ -121,7 +124,15 @@ def _entries(folder: Path, pattern: str) -> Iterator[tuple[os.DirEntry[str], os.
             except FileNotFoundError:  # removed meanwhile
                 continue
             a_file = stat.S_ISREG(facts.st_mode) and entry.name.endswith(ONE_FILE)
-            if stat.S_ISDIR(facts.st_mode) or a_file:
+            if not stat.S_ISDIR(facts.st_mode) and not a_file:
+                continue
+            if facts.st_uid not in known:
+                known[facts.st_uid] = not stranger(above, facts)
+            trusted = known[facts.st_uid]
+            left[trusted] -= 1
+            if trusted and left[trusted] < 0:
+                raise OSError(f"{folder} holds more than {_MOST} checkpoints")
+            if left[trusted] >= 0:
                 yield entry, facts
 
 

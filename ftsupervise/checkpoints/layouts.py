@@ -14,6 +14,8 @@ The format of one file says of each whether its end is missing: the archives of 
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import pickletools
@@ -22,8 +24,8 @@ import struct
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from itertools import product
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import count
 from math import prod
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -266,8 +268,9 @@ def _gap(names: list[str]) -> str:
         if match := _RANKS.search(name):
             ranks.setdefault((match[1], match[3]), set()).add(int(match[2]))
     for (word, rest), found in ranks.items():
-        if missing := sorted(set(range(max(found) + 1)) - found):
-            return f"{word}_{missing[0]}{rest} is missing"
+        first = next(number for number in count() if number not in found)  # the highest may be any number that a name holds
+        if first < max(found):
+            return f"{word}_{first}{rest} is missing"
     return ""
 
 
@@ -313,10 +316,20 @@ def _grid_gap(folders: list[str], contents: Contents) -> str:
     sides = [max(place[axis] for place in places if len(place) > axis) + 1 for axis in range(deepest)]
     if any(len(place) != deepest for place in places):
         return "its ranks are numbered in two ways"
-    missing = next((place for place in product(*map(range, sides)) if place not in places), None)
-    if missing is None:
+    if len(places) == prod(sides):
         return ""
+    grid = (_place_in(sides, number) for number in count())  # the sides may be any numbers that a name holds
+    missing = next(place for place in grid if place not in places)
     return f"mp_rank_{missing[0]:02d}{''.join(f'_{number:03d}' for number in missing[1:])} is missing"
+
+
+def _place_in(sides: Sequence[int], number: int) -> tuple[int, ...]:
+    """Return the place that comes after ``number`` others in a grid, the last axis running fastest."""
+    place: list[int] = []
+    for side in reversed(sides):
+        number, at = divmod(number, side)
+        place.append(at)
+    return tuple(reversed(place))
 
 
 def _as_its_neighbours(checkpoint: Path, contents: Contents, named: str) -> tuple[bool | None, str]:
@@ -367,7 +380,7 @@ def numbers_in(path: Path, names: Collection[str]) -> dict[str, int]:
         return found
     last: object = None
     try:
-        with os.fdopen(files.open_regular(path), "rb") as raw, zipfile.ZipFile(raw) as archive:
+        with _Archive(io.FileIO(files.open_regular(path))) as raw, zipfile.ZipFile(raw) as archive:
             record = next((one for one in archive.infolist() if one.filename.endswith("/data.pkl")), None)
             if record is None or record.file_size > _WALKED:
                 return found
@@ -379,9 +392,23 @@ def numbers_in(path: Path, names: Collection[str]) -> dict[str, int]:
                 last = argument if isinstance(argument, str) else None
                 if len(found) == len(names):
                     break
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError):
+    except (_TooLarge, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError):
         return found
     return found
+
+
+class _TooLarge(OSError):
+    pass
+
+
+class _Archive(io.BufferedReader):
+    """A file of which no more than ``_LARGE`` is read at once: zipfile reads the whole directory of an archive, which is as long
+    as the archive says. Raises _TooLarge."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > _LARGE:
+            raise _TooLarge(errno.EFBIG, f"its directory is larger than {_LARGE} bytes")
+        return super().read(size)
 
 
 def _lightning(checkpoint: Path, contents: Contents) -> Recognised:
@@ -484,8 +511,7 @@ def damaged_archive(path: Path, progress: Callable[[int], object]) -> str:
 
     Raises OSError.
     """
-    fd = files.open_regular(path)
-    with os.fdopen(fd, "rb") as raw:
+    with _Archive(io.FileIO(files.open_regular(path))) as raw:
         try:
             with zipfile.ZipFile(raw) as archive:
                 found, said = len(archive.infolist()), _records_in(raw, archive.comment)
@@ -515,7 +541,7 @@ def _records_in(raw: IO[bytes], comment: bytes) -> int:
         raw.seek(-len(comment) - _END.size - _LOCATOR64.size, os.SEEK_END)
         raw.seek(_LOCATOR64.unpack(raw.read(_LOCATOR64.size))[2])
         return int(_END64.unpack(raw.read(_END64.size))[7])
-    except struct.error as error:
+    except (struct.error, OverflowError) as error:
         raise ValueError(f"the end of its directory is damaged: {error}") from None
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
+import struct
+from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,8 @@ from ftsupervise.checkpoints.manifest import FOLDER_NAME, manifest_of
 from ftsupervise.checkpoints.quarantine import QUARANTINE, quarantined, set_aside
 from ftsupervise.checkpoints.verify import CheckpointState as State
 from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
-from tests.neighbours.stranger import STRANGER, as_stranger
+from tests.neighbours.stranger import ADA, EVE, STRANGER, as_one, as_stranger
+from tests.neighbours.stranger import GROUP as PROJECT
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]
 
@@ -161,3 +166,84 @@ def test_nothing_is_set_aside_through_a_link_of_a_stranger(top: Path) -> None:
     with pytest.raises(PermissionError, match="so it is not followed"):
         set_aside(one, "it is torn", datetime.now(timezone.utc))
     assert one.is_dir() and list(mine.iterdir()) == []
+
+
+@pytest.mark.threat(
+    "The folder of your checkpoints may be written by everybody (1777), and another account lays one there that lets nobody in, "
+    "before you have saved any: what cannot be read may be all that there is, so that the run does not start.",
+    "Whose it is is seen before it is read, and nothing of another account holds a start.",
+)
+def test_what_a_stranger_lets_nobody_into_holds_no_start(top: Path) -> None:
+    top.chmod(0o1777)
+    as_stranger(lambda: (top / "step-9").mkdir(0o700))
+    assert choose(top, FULL).verdict is None, "and what ada may not import is imported"
+
+    def look() -> None:
+        seen = choose(top, FULL)
+        assert seen.verdict is None and [one.state for one in seen.passed] == [State.NOT_TRUSTED]
+
+    as_one(ADA, look)
+
+
+@pytest.mark.threat(
+    "Another account fills such a folder with a hundred thousand names, so that no checkpoint is found in it any more.",
+    "What belongs to others is counted by itself.",
+)
+def test_a_stranger_who_fills_the_folder_hides_no_checkpoint(folder: Path) -> None:
+    folder.chmod(0o1777)
+
+    def fill() -> None:
+        for number in range(100_001):
+            os.close(os.open(folder / f"{number}.pt", os.O_CREAT | os.O_WRONLY))
+
+    as_stranger(fill)
+    found = choose(folder, FULL).verdict
+    assert found is not None and found.path.name == "step-2"
+
+
+def a_rank(of: Path) -> None:
+    """A rank of Megatron whose number is far ahead."""
+    (of / "iter_0000009" / "mp_rank_00_999999999").mkdir(parents=True)
+    (of / "latest_checkpointed_iteration.txt").write_text("9")
+
+
+def a_state(of: Path) -> None:
+    """The same of DeepSpeed."""
+    (of / "global_step9").mkdir()
+    for number in (0, 999_999_999):
+        (of / "global_step9" / f"zero_pp_rank_{number}_mp_rank_00_optim_states.pt").touch()
+    (of / "latest").write_text("global_step9")
+
+
+def an_archive(of: Path) -> None:
+    """An archive of no bytes on the disk, which says that its directory has 3.9 GB."""
+    size = 3_900_000_000
+    states = of / "iter_0000009" / "mp_rank_00" / "model_optim_rng.pt"
+    states.parent.mkdir(parents=True)
+    (of / "latest_checkpointed_iteration.txt").write_text("9")
+    with states.open("wb") as file:
+        file.write(b"PK\x03\x04")
+        file.truncate(100 + size)
+        file.seek(100 + size)
+        file.write(struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 1, 1, size, 100, 0))
+
+
+@pytest.mark.threat(
+    "A member of the group with whom you share the folder of your checkpoints lays a few bytes there that stand for billions: a "
+    "rank of a high number, or an archive whose directory has gigabytes. Who judges it needs all memory of the machine.",
+    "No number in a name is counted up to, and of an archive's directory no more is read than any real one has.",
+)
+@pytest.mark.parametrize("lay", [a_rank, a_state, an_archive])
+def test_what_a_member_lays_takes_no_memory(folder: Path, lay: Callable[[Path], None]) -> None:
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, 0, PROJECT)
+    folder.chmod(0o2775)
+    as_one(EVE, partial(lay, folder), umask=0o002)
+
+    def look() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        assert choose(folder, FULL).verdict is not None
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+    as_one(ADA, look)
