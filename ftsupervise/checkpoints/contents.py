@@ -91,8 +91,8 @@ def distrust_folder(folder: Path, accounts: Collection[int] = ()) -> str:
 
 
 def distrust_itself(checkpoint: Path, accounts: Collection[int] = ()) -> str:
-    """Return why a stranger could have put the checkpoint there, as a clause; "" when none could. Nothing in it is looked at: one
-    of a stranger may have no end, or let nobody in. Raises OSError."""
+    """Return why a stranger could have put the checkpoint there, as a clause; "" when none could. It is not looked into: one of
+    a stranger may have no end, or let nobody in. Raises OSError."""
     above = os.stat(checkpoint.parent)  # noqa: PTH116
     return distrust_folder(checkpoint.parent, accounts) or _distrust(
         above, os.lstat(checkpoint), f"{checkpoint}", accounts

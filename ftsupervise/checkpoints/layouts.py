@@ -268,7 +268,8 @@ def _gap(names: list[str]) -> str:
         if match := _RANKS.search(name):
             ranks.setdefault((match[1], match[3]), set()).add(int(match[2]))
     for (word, rest), found in ranks.items():
-        first = next(number for number in count() if number not in found)  # the highest may be any number that a name holds
+        # not up to the highest, which may be any number
+        first = next(number for number in count() if number not in found)
         if first < max(found):
             return f"{word}_{first}{rest} is missing"
     return ""
@@ -318,7 +319,7 @@ def _grid_gap(folders: list[str], contents: Contents) -> str:
         return "its ranks are numbered in two ways"
     if len(places) == prod(sides):
         return ""
-    grid = (_place_in(sides, number) for number in count())  # the sides may be any numbers that a name holds
+    grid = (_place_in(sides, number) for number in count())  # the sides may be any numbers
     missing = next(place for place in grid if place not in places)
     return f"mp_rank_{missing[0]:02d}{''.join(f'_{number:03d}' for number in missing[1:])} is missing"
 
@@ -402,8 +403,8 @@ class _TooLarge(OSError):
 
 
 class _Archive(io.BufferedReader):
-    """A file of which no more than ``_LARGE`` is read at once: zipfile reads the whole directory of an archive, which is as long
-    as the archive says. Raises _TooLarge."""
+    """A file of which no more than ``_LARGE`` is read at once: zipfile reads the directory of an archive, which is as long as that
+    says. Raises _TooLarge."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > _LARGE:

@@ -169,8 +169,8 @@ def test_nothing_is_set_aside_through_a_link_of_a_stranger(top: Path) -> None:
 
 
 @pytest.mark.threat(
-    "The folder of your checkpoints may be written by everybody (1777), and another account lays one there that lets nobody in, "
-    "before you have saved any: what cannot be read may be all that there is, so that the run does not start.",
+    "The folder of your checkpoints may be written by everybody (1777), and another account lays one there that lets nobody "
+    "in, before you have saved any: what cannot be read may be all that there is, so that the run does not start.",
     "Whose it is is seen before it is read, and nothing of another account holds a start.",
 )
 def test_what_a_stranger_lets_nobody_into_holds_no_start(top: Path) -> None:
@@ -229,8 +229,8 @@ def an_archive(of: Path) -> None:
 
 
 @pytest.mark.threat(
-    "A member of the group with whom you share the folder of your checkpoints lays a few bytes there that stand for billions: a "
-    "rank of a high number, or an archive whose directory has gigabytes. Who judges it needs all memory of the machine.",
+    "A member of the group with whom you share the folder of your checkpoints lays a few bytes there that stand for billions: "
+    "a rank of a high number, or an archive whose directory has gigabytes. Who judges it needs all memory of the machine.",
     "No number in a name is counted up to, and of an archive's directory no more is read than any real one has.",
 )
 @pytest.mark.parametrize("lay", [a_rank, a_state, an_archive])
