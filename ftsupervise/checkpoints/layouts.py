@@ -403,8 +403,8 @@ class _TooLarge(OSError):
 
 
 class _Archive(io.BufferedReader):
-    """A file of which no more than ``_LARGE`` is read at once: zipfile reads the directory of an archive, which is as long as that
-    says. Raises _TooLarge."""
+    """A file of which no more than ``_LARGE`` is read at once: zipfile reads the whole directory of an archive, however long.
+    Raises _TooLarge."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > _LARGE:
