@@ -208,6 +208,8 @@ def parse_manifest(raw: bytes, path: Path | str) -> Manifest:
         raise ValueError(f"{path} is damaged: {error}") from None
     if len(found_files) != head.listed:
         raise ValueError(f"{path} is damaged: it lists {len(found_files)} files of {head.listed}")
+    if len({one.path for one in found_files}) != len(found_files):  # each of them would be read
+        raise ValueError(f"{path} is damaged: it lists a file twice")
     known = {name: value for name, value in head._asdict().items() if name in Manifest._fields}
     return Manifest(files=found_files, **known)
 

@@ -16,7 +16,7 @@ import pytest
 
 from ftsupervise.checkpoints.commit import commit
 from ftsupervise.checkpoints.find import choose
-from ftsupervise.checkpoints.manifest import FOLDER_NAME, manifest_of
+from ftsupervise.checkpoints.manifest import FOLDER_NAME, encoded, manifest_of, read_manifest
 from ftsupervise.checkpoints.quarantine import QUARANTINE, quarantined, set_aside
 from ftsupervise.checkpoints.verify import CheckpointState as State
 from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
@@ -247,3 +247,17 @@ def test_what_a_member_lays_takes_no_memory(folder: Path, lay: Callable[[Path], 
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
 
     as_one(ADA, look)
+
+
+@pytest.mark.threat(
+    "A member of that group writes a manifest that names one large file a million times, so that to verify the checkpoint takes "
+    "days.",
+    "A manifest that lists a file twice is damaged.",
+)
+def test_no_file_is_read_as_often_as_a_manifest_says(folder: Path) -> None:
+    page = manifest_of(folder / "step-2")
+    said = read_manifest(folder / "step-2")
+    assert said is not None
+    page.write_bytes(encoded(said._replace(files=said.files * 2)))
+    seen = verify(folder / "step-2", FULL)
+    assert seen.state is State.DAMAGED and "lists a file twice" in seen.words()
