@@ -250,8 +250,7 @@ def test_what_a_member_lays_takes_no_memory(folder: Path, lay: Callable[[Path], 
 
 
 @pytest.mark.threat(
-    "A member of that group writes a manifest that names one large file a million times, so that to verify the checkpoint takes "
-    "days.",
+    "A member of that group writes a manifest that names one large file a million times, so that to verify it takes days.",
     "A manifest that lists a file twice is damaged.",
 )
 def test_no_file_is_read_as_often_as_a_manifest_says(folder: Path) -> None:
