@@ -265,6 +265,7 @@ _Dumper.add_representer(str, _text)
 # keys exist here, what an example looks like). So sections written by others are explained without knowing them.
 
 MOST = 20  # problems reported at once
+_EXPLAINED = 200  # a millisecond each: a hostile file has thousands
 _ADDRESS = re.compile(r"(https?://)(?:[^/\s'\"]*@)?([^/\s'\"]+)(?:/[^\s'\"]*)?", re.IGNORECASE)
 AT = "at"  # context of an error that belongs to a key below the model that found it
 
@@ -331,9 +332,12 @@ def sentences(
     found = [
         _finding(item, document.value) for item in error.errors(include_url=False) if item["type"] != "json_invalid"
     ]
+    found, unsaid = found[:_EXPLAINED], found[_EXPLAINED:]
     found = _without_misspelled(found, document, known)
     speaking = [f for f in _chosen(found) if not any(f.path[: len(path)] == path for path in told)]
-    return [_problem(finding, document, known) for finding in speaking]
+    places = [document.places.get(one.path) for one in unsaid]
+    more = [Problem(place.file, place.line, place.column, (), "is wrong too") for place in places if place is not None]
+    return [_problem(finding, document, known) for finding in speaking] + more
 
 
 # ------------------------------------------------------------------------------------------- where, and which member
