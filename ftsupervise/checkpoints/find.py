@@ -43,6 +43,7 @@ class Found(NamedTuple):
     at: datetime  # when it was committed, or last written
     head: ManifestHead | None = None  # None: it has no manifest, or one that cannot be read
     committed: bool = False  # it has a manifest, be it damaged
+    trusted: bool = True  # by whose it is
 
     def belongs(self, me: Lineage | None) -> Belongs:
         """Return whose it is, as the run ``me`` sees it."""
@@ -71,7 +72,9 @@ def checkpoints_in(folder: Path, *, pattern: str = "*", run: Lineage | None = No
     kind. ``run``: without those of other runs that it has not taken over. Raises OSError where the folder cannot be read.
     """
     try:
-        found = [_found(Path(folder, entry.name), facts) for entry, facts in _entries(folder, pattern)]
+        found = [
+            _found(Path(folder, entry.name), facts, trusted) for entry, facts, trusted in _entries(folder, pattern)
+        ]
     except FileNotFoundError:
         return ()
     found = [one for one in found if one.belongs(run) is not Belongs.ANOTHERS]
@@ -79,8 +82,9 @@ def checkpoints_in(folder: Path, *, pattern: str = "*", run: Lineage | None = No
 
 
 def runs_in(found: Iterable[Found]) -> tuple[ManifestHead, ...]:
-    """Return one manifest's head for each run that wrote some of them, newest first; those without a run are left out."""
-    heads = [one.head for one in found if one.head is not None]
+    """Return one manifest's head for each run that wrote some of them, newest first; those without a run are left out, and what
+    accounts that are not trusted say of theirs."""
+    heads = [one.head for one in found if one.head is not None and one.trusted]
     known = {head.run_id or head.run: head for head in reversed(heads)}
     return tuple(head for key, head in reversed(known.items()) if key)
 
@@ -110,8 +114,8 @@ def others_refused(folder: Path, others: Sequence[ManifestHead], rundir: RunDir)
     )
 
 
-def _entries(folder: Path, pattern: str) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-    """Yield those of trusted accounts, and the first ones of others: these may fill a folder that everybody may write into."""
+def _entries(folder: Path, pattern: str) -> Iterator[tuple[os.DirEntry[str], os.stat_result, bool]]:
+    """Yield those of trusted accounts (True), and the first ones of others: these may fill a folder that everybody may write."""
     left = {True: _MOST, False: _MOST_OF_OTHERS}  # whether they are trusted
     known: dict[int, bool] = {}
     with os.scandir(folder) as entries:
@@ -133,21 +137,21 @@ def _entries(folder: Path, pattern: str) -> Iterator[tuple[os.DirEntry[str], os.
             if trusted and left[trusted] < 0:
                 raise OSError(f"{folder} holds more than {_MOST} checkpoints")
             if left[trusted] >= 0:
-                yield entry, facts
+                yield entry, facts, trusted
 
 
-def _found(path: Path, facts: os.stat_result) -> Found:
+def _found(path: Path, facts: os.stat_result, trusted: bool) -> Found:
     try:
         head = read_head(path)
     except (OSError, ValueError):  # verification says what is wrong with it
         head = None
     if head is None:
-        return Found(path, step_of(path.name), time_of(facts), None, os.path.lexists(manifest_of(path)))
+        return Found(path, step_of(path.name), time_of(facts), None, os.path.lexists(manifest_of(path)), trusted)
     step = head.step if head.step is not None else step_of(path.name)
     at = head.at or time_of(facts)
     if stat.S_ISREG(facts.st_mode):  # it may have been written again since
         at = max(at, time_of(facts))
-    return Found(path, step, at, head, True)
+    return Found(path, step, at, head, True, trusted)
 
 
 def _age(found: Found) -> tuple[int, int, datetime, bool, str]:
@@ -220,8 +224,8 @@ def names_of_other_runs(folder: str, pattern: str, run_dir: str, known: Collecti
     """
     me = read_lineage(RunDir(run_dir))
     found = [
-        _found(Path(folder, entry.name), facts)
-        for entry, facts in _entries(Path(folder), pattern)
+        _found(Path(folder, entry.name), facts, trusted)
+        for entry, facts, trusted in _entries(Path(folder), pattern)
         if entry.name not in known
     ]
     return [one.path.name for one in found if one.belongs(me) is Belongs.ANOTHERS]

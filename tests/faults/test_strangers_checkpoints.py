@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.checkpoints.commit import commit
-from ftsupervise.checkpoints.find import choose
-from ftsupervise.checkpoints.manifest import FOLDER_NAME, encoded, manifest_of, read_manifest
+from ftsupervise.checkpoints.find import choose, others_in
+from ftsupervise.checkpoints.manifest import FOLDER_NAME, encoded, manifest_of, read_manifest, write_manifest
 from ftsupervise.checkpoints.quarantine import QUARANTINE, quarantined, set_aside
 from ftsupervise.checkpoints.verify import CheckpointState as State
 from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
+from ftsupervise.rundir.paths import RunDir
 from tests.neighbours.stranger import ADA, EVE, STRANGER, as_one, as_stranger
 from tests.neighbours.stranger import GROUP as PROJECT
 
@@ -260,3 +261,20 @@ def test_no_file_is_read_as_often_as_a_manifest_says(folder: Path) -> None:
     page.write_bytes(encoded(said._replace(files=said.files * 2)))
     seen = verify(folder / "step-2", FULL)
     assert seen.state is State.DAMAGED and "lists a file twice" in seen.words()
+
+
+@pytest.mark.threat(
+    "In a folder that everybody may write (1777), another account lays a checkpoint beside yours whose manifest names another "
+    "run: `launch` would refuse the folder, and so would each next member of your chain.",
+    "Only trusted accounts say whose a folder of checkpoints is.",
+)
+def test_no_manifest_of_a_stranger_gives_the_folder_to_another_run(folder: Path, tmp_path: Path) -> None:
+    folder.chmod(0o1777)
+    (top := folder / "step-9").mkdir()
+    (top / "weights").write_bytes(b"w")
+    said = commit(top)
+    write_manifest(top, said._replace(run="theirs", run_id="theirs"))
+    assert [one.run for one in others_in(folder, "*", RunDir(tmp_path), "mine")] == ["theirs"], "while it is ours"
+    for path in (top, *top.rglob("*")):
+        given_away(path)
+    assert others_in(folder, "*", RunDir(tmp_path), "mine") == ()
