@@ -115,7 +115,7 @@ def others_refused(folder: Path, others: Sequence[ManifestHead], rundir: RunDir)
 
 
 def _entries(folder: Path, pattern: str) -> Iterator[tuple[os.DirEntry[str], os.stat_result, bool]]:
-    """Yield those of trusted accounts (True), and the first ones of others: these may fill a folder that everybody may write."""
+    """Yield those of trusted accounts (True), and the first ones of others, who may fill a folder where everybody may write."""
     left = {True: _MOST, False: _MOST_OF_OTHERS}  # whether they are trusted
     known: dict[int, bool] = {}
     with os.scandir(folder) as entries:
