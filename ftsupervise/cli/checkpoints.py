@@ -148,7 +148,8 @@ def anew(run: str | None, reason: str, as_json: bool) -> None:
             f"attempt {last.number} of {place.rundir.root} is running", hint=f"ftsupervise kill {place.rundir.root}"
         )
     known = read_lineage(place.rundir) if place.rundir is not None else None
-    mine = checkpoints_in(place.folder, pattern=place.pattern, run=known)
+    # what accounts that are not trusted have laid there is not gone on from, and may not be movable
+    mine = [one for one in checkpoints_in(place.folder, pattern=place.pattern, run=known) if one.trusted]
     put = [set_aside(one.path, f"{reason}, by {user_name()}", now) for one in mine]
     if place.rundir is not None:
         note_anew(place.rundir, Anew(last.number if last is not None else 0, now, user_name(), len(mine)))

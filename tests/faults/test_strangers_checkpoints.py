@@ -23,6 +23,7 @@ from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
 from ftsupervise.rundir.paths import RunDir
 from tests.neighbours.stranger import ADA, EVE, STRANGER, as_one, as_stranger
 from tests.neighbours.stranger import GROUP as PROJECT
+from tests.story.alerting_scene import type_in
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]
 
@@ -278,3 +279,16 @@ def test_no_manifest_of_a_stranger_gives_the_folder_to_another_run(folder: Path,
     for path in (top, *top.rglob("*")):
         given_away(path)
     assert others_in(folder, "*", RunDir(tmp_path), "mine") == ()
+
+
+@pytest.mark.threat(
+    "Another account has laid a checkpoint into such a folder when you type `checkpoints anew`: the command ended at that one, "
+    "which you may not move, before it came to yours.",
+    "Yours are set aside. The others are not gone on from anyway.",
+)
+def test_what_a_stranger_has_laid_there_keeps_nobody_from_beginning_anew(folder: Path) -> None:
+    folder.chmod(0o1777)
+    as_stranger(lambda: (folder / "step-9").mkdir())
+    said = type_in("checkpoints", "anew", str(folder))
+    assert said.exit_code == 0 and "2 checkpoints" in said.output, said.output
+    assert sorted(one.name for one in folder.iterdir()) == [QUARANTINE, "step-9"]
