@@ -2,7 +2,8 @@
 
     python benchmarks/tick.py [--runs 10,100,1000,10000] [--check]
 
-Every run has a directory with beats, a log, checkpoints, an attempt and a job in the queue; *is-running*, *hang*, *disk*,
+Every run has a directory with beats, a log, checkpoints, an attempt, and in the queue a job that runs and the members of its
+array that wait; *is-running*, *hang*, *disk*,
 *checkpoints* and *throughput* look at it through the real tick. A ``squeue`` of ours stands on the PATH, counts how often it
 is called and prints the queue. Two ticks are made: the first one walks every checkpoint and creates every journal, the
 second is what is paid every five minutes. CPU is that of all processes of the tick. Memory is theirs together, the shared
@@ -52,7 +53,7 @@ def make_run(folder: Path, number: int) -> None:
 
 
 def make_squeue(folder: Path, count: int) -> None:
-    """A queue with one running job for each run, in the words ``squeue -o`` is asked for."""
+    """A queue with one running job for each run, and the rest of its array, in the words ``squeue -o`` is asked for."""
     from ftsupervise.host.ownership import user_name
     from ftsupervise.scheduler.parse import SqueueFormat
 
@@ -60,10 +61,10 @@ def make_squeue(folder: Path, count: int) -> None:
     started = str(int(time.time()) - 36_000)
     lines = []
     for n in range(count):
-        ids = [f"{n + 100}_1", str(n + 100), str(n + 100), "RUNNING", user_name(), started, "N/A", started]
-        asks = ["1", "batch", "(null)", "(null)"]
-        more = ["None", "(null)", *asks, "n1", str(folder / f"run-{n}"), "(null)", f"run-{n}"]
-        lines.append(form.record + form.field.join([*ids, *more]))
+        array, asks, where = str(n + 100), ["1", "batch", "(null)", "(null)"], [str(folder / f"run-{n}"), "(null)", f"run-{n}"]
+        runs = [f"{array}_1", array, array, "RUNNING", user_name(), started, "N/A", started, "None", "(null)", *asks, "n1"]
+        wait = [f"{array}_[2-10%1]", array, array, "PENDING", user_name(), "N/A", "N/A", started, "JobArrayTaskLimit"]
+        lines += [form.record + form.field.join(row + where) for row in (runs, [*wait, "(null)", *asks, ""])]
     (folder / "queue").write_text("\n".join(lines))
     # the mark in the separators of this question
     answer = """while [ "$1" != -o ]; do shift; done; mark=${2#?}; mark=${mark%%:*}; """

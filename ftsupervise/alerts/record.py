@@ -182,7 +182,8 @@ def advance(
     context: Sequence[Finding] = (),
     partial: bool = False,
 ) -> JournalState:
-    """Return the state after these findings, messages included; their notices are added to ``notified``. Pure.
+    """Return the state after these findings, messages included; their notices are added to ``notified``. Pure. It is ``state``
+    itself where nothing changes: a run without an alert costs no write.
 
     ``partial``: other subjects were not due in this call, so their absence says nothing.
     """
@@ -216,7 +217,8 @@ def advance(
                 parcels.setdefault(name, []).append(replace(notified[-1], post=post))
             new = _notified(new, reason, receivers)
         alerts[ident] = new
-    state = replace(state, alerts=alerts)
+    if alerts != state.alerts:
+        state = replace(state, alerts=alerts)
     for name, notices in parcels.items():
         state = enqueue(state, name, notices, about)
     return state
