@@ -220,8 +220,34 @@ def test_one_module_of_ours_looks_for_entry_points() -> None:
 
 
 @pytest.mark.threat(
+    "You press TAB behind `./ftsupervise`, where a stranger has laid a program of that name: bash would run it to complete "
+    "the word.",
+    "Your own `ftsupervise` is asked, whatever path was typed.",
+)
+@pytest.mark.root
+def test_a_press_of_tab_runs_no_program_that_a_stranger_laid_there(trap: Trap) -> None:
+    def lay() -> None:
+        program = trap.folder / "ftsupervise"
+        program.write_text(f"#!/bin/sh\n: > {trap.marks}/ran-ftsupervise\n")
+        program.chmod(0o755)
+
+    as_stranger(lay)
+    press = (  # as bash calls it: $1 is the word that was typed
+        'eval "$(ftsupervise completion bash)"; COMP_WORDS=(./ftsupervise statu); COMP_CWORD=1; '
+        '_ftsupervise_completion ./ftsupervise; echo "${COMPREPLY[@]}"'
+    )
+    env = environment(PATH=f"{Path(TYPED).parent}:/usr/bin:/bin")
+    for _ in range(20):  # on a busy machine the answer is too late at times, and empty
+        done = subprocess.run(["bash", "-c", press], cwd=trap.folder, env=env, capture_output=True, text=True, timeout=60)
+        assert trap.sprung() == []
+        if done.stdout == "status\n":
+            return
+    raise AssertionError(done.stdout + done.stderr)
+
+
+@pytest.mark.threat(
     "PYTHONPATH has an empty or relative entry, which means the current directory.",
-    "Our interpreters ignore such entries. The command keeps its PYTHONPATH.",
+    "The interpreters that we start ignore such entries. The command keeps its PYTHONPATH.",
 )
 @pytest.mark.root
 @pytest.mark.parametrize("path", [":/nowhere", "/nowhere:", ".", ""])
