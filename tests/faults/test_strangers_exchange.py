@@ -153,8 +153,8 @@ def test_a_job_that_starts_nothing_puts_on_no_brake_where_a_stranger_s_link_lead
 
 
 @pytest.mark.threat(
-    "The folder is exchanged, and a page in the other says that holding is only to be told (`state/observe`), so that one member "
-    "after the other would be used up.",
+    "The folder is exchanged, and a page in the other says that holding is only to be told (`state/observe`), so that each member "
+    "would be used up.",
     "It is not believed: the rest of the chain is held.",
 )
 def test_a_page_of_a_stranger_keeps_no_job_from_holding_its_chain(scene: Scene) -> None:
