@@ -153,7 +153,7 @@ def test_a_job_that_starts_nothing_puts_on_no_brake_where_a_stranger_s_link_lead
 
 
 @pytest.mark.threat(
-    "The folder is exchanged, and a page in the other says that holding is only to be told (`state/observe`), so that each member "
+    "The folder is exchanged, and a page in the other says that holding is only told (`state/observe`), so that each member "
     "would be used up.",
     "It is not believed: the rest of the chain is held.",
 )
