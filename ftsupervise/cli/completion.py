@@ -39,7 +39,9 @@ def _script(program: click.Command, shell: str) -> str:
     kind = get_completion_class(shell)
     assert kind is not None
     # past the method of bash, which starts a bash to ask for its version
-    return ShellComplete.source(kind(program, {}, "ftsupervise", VARIABLE)).strip()
+    text = ShellComplete.source(kind(program, {}, "ftsupervise", VARIABLE)).strip()
+    # click has bash run the word that was typed, which may be ./ftsupervise in a folder of others
+    return text.replace("=bash_complete $1)", "=bash_complete ftsupervise)")
 
 
 def answer_the_shell(program: click.Command) -> NoReturn:

@@ -76,6 +76,11 @@ def path_folders(env: Mapping[str, str] = os.environ) -> list[str]:
     return [folder for folder in os.get_exec_path(env) if folder.startswith("/")]
 
 
+def searched_alone(env: Mapping[str, str]) -> dict[str, str]:
+    """Return ``env`` for a shell or an srun of ours, in which PATH has these folders alone."""
+    return {**env, "PATH": os.pathsep.join(path_folders(env)) or os.defpath}
+
+
 def on_path(name: str, env: Mapping[str, str] = os.environ) -> str | None:
     """Return the path of such a program; None where there is none."""
     import shutil
@@ -95,7 +100,7 @@ def begin(
     """Start ``argv`` with the descriptors ``files`` as its input, output and error output; waits for nothing.
 
     ``before_exec`` is called in the child. ``anywhere``: it is the command of a run, which is found as a shell finds it: by all
-    of PATH. Raises OSError where there can be no more processes.
+    of PATH (an srun before it is Slurm's). Raises OSError where there can be no more processes.
     """
     words, environment = list(argv), dict(os.environ if env is None else env)
     name = os.fspath(words[0])

@@ -82,6 +82,7 @@ def _of_the_node(plan: Plan, options: SbatchOptions) -> dict[str, object]:
         mine = f"{mine.rpartition('.')[0]}.*"
     return {
         "run_dir": str(plan.run_dir),
+        "token": plan.token,
         "python": plan.command[0],
         "needed": (str(plan.workdir), plan.command[0], plan.command[2]),
         "mine": mine,

@@ -32,6 +32,7 @@ from ftsupervise.run.states import AttemptEvent, AttemptProgress, AttemptState, 
 from ftsupervise.rundir.ledger import reached
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, shown, tell, warn
 from ftsupervise.rundir.progress import read_progress
+from ftsupervise.scheduler.parse import is_srun
 from ftsupervise.truth import HANG, RANKS
 from ftsupervise.units import signal_name
 
@@ -98,7 +99,7 @@ class RunningCommand:
         before_exec = processes.become_subreaper()
         wrapped = self.asked.in_each_rank(self.asked.warm.wrap(command))
         try:
-            child = begin(wrapped, (0, 1, 2), env=env, before_exec=before_exec, anywhere=True)
+            child = begin(wrapped, (0, 1, 2), env=env, before_exec=before_exec, anywhere=not is_srun(wrapped))
             if not child.has_begun(_BEGINS):
                 self.say(
                     f"{command[0]} does not begin: its file system, or that of the working directory, does not answer"

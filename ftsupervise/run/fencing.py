@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.host.begin import searched_alone
 from ftsupervise.host.files import remove_tree
 from ftsupervise.host.in_time import Every, PendingCall, in_time
 from ftsupervise.host.processes import SHELL_MARKED, Process, end_child, process
@@ -293,7 +294,7 @@ class OrphanReaper:
                 stdin=read,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
+                env=searched_alone({"PATH": os.environ.get("PATH", os.defpath)}),
                 start_new_session=True,
             )
         except OSError:  # no shell or no memory: the run goes on without it

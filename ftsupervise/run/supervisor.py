@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ftsupervise.errors import Error
 from ftsupervise.host import front, processes
+from ftsupervise.host.begin import searched_alone
 from ftsupervise.host.processes import Process, die_with_parent, end_child, process
 from ftsupervise.host.signals import SignalQueue
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind
@@ -93,7 +94,7 @@ def _begin_beside(words: Sequence[str], env: Mapping[str, str]) -> subprocess.Po
             stdin=null,
             stdout=null,
             stderr=null,
-            env=dict(env),
+            env=searched_alone(env),
             start_new_session=True,
             preexec_fn=die_with_parent(),
         )

@@ -20,6 +20,7 @@ from typing import TypeVar
 from ftsupervise.errors import SchedulerUnavailable
 from ftsupervise.host import bounded, processes
 from ftsupervise.host.addresses import Names
+from ftsupervise.host.begin import searched_alone
 from ftsupervise.host.in_time import PendingCall, in_time
 from ftsupervise.host.processes import SHELL_MARKED
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
@@ -336,7 +337,9 @@ class Allocation:
         return [*srun(f"--jobid={self.job}", *words), *command]
 
     def side_env(self) -> dict[str, str]:
-        return {k: v for k, v in self._env.items() if k in _OF_THE_JOB or not k.startswith(("SLURM_", "FTSUPERVISE_"))}
+        return searched_alone(
+            {k: v for k, v in self._env.items() if k in _OF_THE_JOB or not k.startswith(("SLURM_", "FTSUPERVISE_"))}
+        )
 
     def end_steps(self, without: frozenset[str], attempts: Path) -> tuple[str, ...]:
         """Send SIGKILL, on all nodes, to every step but those in ``without`` and those of others; return the steps that are

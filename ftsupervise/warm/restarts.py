@@ -186,11 +186,11 @@ class Standbys:
         if self._by_srun:
             words = self._allocation.side_step(self._nodes, *words, output=str(self._log), options=_STEP, whole=True)
             theirs = {key: value for key, value in env.items() if not key.startswith("SLURM_")}
-            env = {**theirs, **self._allocation.side_env()}
+            env = {**theirs, **self._allocation.side_env(), "PATH": env.get("PATH", os.defpath)}  # the ranks' own
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:
             files = (null, log.fileno(), log.fileno())
-            child = begin(words, files, env=env, before_exec=processes.die_with_parent(), anywhere=True)
+            child = begin(words, files, env=env, before_exec=processes.die_with_parent(), anywhere=not self._by_srun)
         finally:
             os.close(null)
         child.has_begun(_BEGINS)  # its Python may lie on a disk that hangs: the next attempt then begins without it

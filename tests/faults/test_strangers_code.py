@@ -6,9 +6,11 @@ import ast
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -219,9 +221,121 @@ def test_one_module_of_ours_looks_for_entry_points() -> None:
     assert found == ["plugins.py"]
 
 
+SEARCHED = (
+    "head",
+    "sleep",
+    "date",
+    "tr",
+    "grep",
+    "timeout",
+    "nice",
+    "uname",
+    "find",
+    "wc",
+    "mkdir",
+    "ls",
+    "sed",
+    "cut",
+    "mv",
+)
+
+
+def lay_programs(trap: Trap) -> None:
+    for name in SEARCHED:
+        program = trap.folder / name
+        program.write_text(f'#!/bin/sh\n: > {trap.marks}/ran-{name}\nexec /usr/bin/{name} "$@"\n')
+        program.chmod(0o755)
+
+
+@pytest.mark.threat(
+    "PATH has an empty entry, your command begins with a path, and a stranger has laid programs that a shell of ours could run "
+    "(`head`, `sleep`, `grep`) into the project folder.",
+    "The job script, and the shells beside a run, look for theirs in the absolute entries of PATH alone. The command keeps its "
+    "PATH.",
+)
+@pytest.mark.root
+@pytest.mark.parametrize("setup", ["", "exit 3"])
+def test_no_shell_of_a_job_runs_a_program_that_a_stranger_laid_into_its_folder(
+    trap: Trap, until: Callable[..., Any], setup: str
+) -> None:
+    as_stranger(partial(lay_programs, trap))
+    command = [sys.executable, "-c", "import os, time; time.sleep(2); open('it', 'w').write(os.environ['PATH'])"]
+    (trap.folder / "mine.yaml").write_text(
+        f"name: mine\nscheduler: local\nlaunch: {{command: {json.dumps(command)}, jobs: 1, time: 1m, setup: '{setup}'}}\n"
+        "checkpoints: {retain: {last: 2}}\n"
+    )
+    path = ":/usr/bin:/bin"
+    env = environment(PATH=path, FTSUPERVISE_UNFIT_SECONDS="0")
+    subprocess.run(
+        [TYPED, "launch", "mine.yaml"], cwd=trap.folder, env=env, check=True, capture_output=True, timeout=60
+    )
+    wait_for_the_end(until)
+    assert setup or (trap.folder / "it").read_text() == path
+    assert not setup or "launch.setup ended with 3" in next((trap.folder / "runs/mine/logs").iterdir()).read_text()
+    assert trap.sprung() == []
+
+
+@pytest.mark.root
+def test_nor_does_the_shell_that_ends_what_a_killed_supervisor_has_left(trap: Trap, until: Callable[..., Any]) -> None:
+    as_stranger(partial(lay_programs, trap))
+    tells = "import os, time; open('pid.new', 'w').write(str(os.getpid())); os.rename('pid.new', 'pid'); time.sleep(60)"
+    argv = [TYPED, "run", "--run-dir", str(trap.folder / "run"), "--", sys.executable, "-c", tells]
+    with subprocess.Popen(
+        argv, cwd=trap.folder, env=environment(PATH=":/usr/bin:/bin"), stderr=subprocess.DEVNULL
+    ) as one:
+        until((trap.folder / "pid").exists, "the command")
+        pid = (trap.folder / "pid").read_text()
+        for supervisor in supervisors_above(int(pid)):
+            os.kill(supervisor, signal.SIGKILL)
+        one.wait(60)
+        until(
+            lambda: not Path(f"/proc/{pid}/environ").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes(),
+            "its end",
+        )
+    assert trap.sprung() == []
+
+
+def supervisors_above(pid: int) -> Iterator[int]:
+    """Yield the processes above it that are ``ftsupervise run``, outermost last."""
+    while b"run\0--run-dir" in Path(f"/proc/{(pid := parent(pid))}/cmdline").read_bytes():
+        yield pid
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.threat(
+    "You press TAB behind `./ftsupervise`, where a stranger has laid a program of that name: bash would run it to complete "
+    "the word.",
+    "Your own `ftsupervise` is asked, whatever path was typed.",
+)
+@pytest.mark.root
+def test_a_press_of_tab_runs_no_program_that_a_stranger_laid_there(trap: Trap) -> None:
+    def lay() -> None:
+        program = trap.folder / "ftsupervise"
+        program.write_text(f"#!/bin/sh\n: > {trap.marks}/ran-ftsupervise\n")
+        program.chmod(0o755)
+
+    as_stranger(lay)
+    press = (  # as bash calls it: $1 is the word that was typed
+        'eval "$(ftsupervise completion bash)"; COMP_WORDS=(./ftsupervise statu); COMP_CWORD=1; '
+        '_ftsupervise_completion ./ftsupervise; echo "${COMPREPLY[@]}"'
+    )
+    env = environment(PATH=f"{Path(TYPED).parent}:/usr/bin:/bin")
+    for _ in range(20):  # on a busy machine the answer is too late at times, and empty
+        done = subprocess.run(
+            ["bash", "-c", press], cwd=trap.folder, env=env, capture_output=True, text=True, timeout=60
+        )
+        assert trap.sprung() == []
+        if done.stdout == "status\n":
+            return
+    raise AssertionError(done.stdout + done.stderr)
+
+
 @pytest.mark.threat(
     "PYTHONPATH has an empty or relative entry, which means the current directory.",
-    "Our interpreters ignore such entries. The command keeps its PYTHONPATH.",
+    "The interpreters that we start ignore such entries. The command keeps its PYTHONPATH.",
 )
 @pytest.mark.root
 @pytest.mark.parametrize("path", [":/nowhere", "/nowhere:", ".", ""])

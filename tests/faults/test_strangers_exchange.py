@@ -8,8 +8,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -70,9 +71,9 @@ class Scene:
         )
         (self.mine / "setup.sh").write_text(f"touch {self.home}/setup-of-the-stranger\n")
 
-    def run_script(self) -> subprocess.CompletedProcess[str]:
+    def run_script(self, more: Mapping[str, str] = MappingProxyType({})) -> subprocess.CompletedProcess[str]:
         """The next member of the chain: Slurm keeps the script itself, and changes to its directory."""
-        env = {**os.environ, "HOME": str(self.home), "PWD": str(self.mine)}
+        env = {**os.environ, "HOME": str(self.home), "PWD": str(self.mine), **more}
         return subprocess.run(
             ["bash", str(self.kept)], env=env, cwd=self.mine, capture_output=True, text=True, timeout=120
         )
@@ -120,6 +121,53 @@ def test_no_code_of_a_folder_that_a_stranger_put_in_the_place_of_ours_is_run(sce
     done = scene.run_script()
     assert (done.returncode, scene.done()) == (77, ["trained-1"])
     assert f"{scene.mine} belongs to another account than at launch: nothing is started" in done.stderr
+
+
+@pytest.mark.threat(
+    "The same folder is exchanged, and in the other the `state` of the run is a link to that of another, private run of yours, "
+    "whose brake the job that starts nothing would put on; or a page says that nothing is to be held.",
+    "The job script writes and reads there only beside the page of its own launch. Elsewhere it holds the chain alone.",
+)
+@pytest.mark.parametrize("leads_to", ["another run", "our run"])
+def test_a_job_that_starts_nothing_puts_on_no_brake_where_a_stranger_s_link_leads(scene: Scene, leads_to: str) -> None:
+    other = scene.home / "other"
+    shutil.copytree(scene.run, other)
+    (other / "launches/0001/launch.json").write_text(
+        json.dumps({"token": "another", "owner": os.geteuid(), "name": "x"})
+    )
+    led = {"another run": other, "our run": scene.project / "away" / "runs" / "thesis"}[leads_to] / "state"
+
+    def laid() -> None:
+        (scene.mine / "runs/thesis/launches").mkdir(parents=True)
+        (scene.mine / "runs/thesis/state").symlink_to(led)
+
+    scene.exchange(laid)
+    before = sorted(led.rglob("*"))
+    queue = scene.home / "queue"
+    queue.mkdir()
+    more = {"FTSUPERVISE_LOCAL_OF": f"{queue}:1", "FTSUPERVISE_JOB_ID": "local_9_1", "FTSUPERVISE_UNFIT_SECONDS": "0"}
+    done = scene.run_script(more)
+    assert (done.returncode, scene.done(), os.listdir(queue)) == (77, ["trained-1"], ["hold"])
+    assert (sorted(led.rglob("*")) != before) == (leads_to == "our run")
+    assert (led / "brake").exists() == (leads_to == "our run")
+
+
+@pytest.mark.threat(
+    "The folder is exchanged, and a page in the other says that holding is only told (`state/observe`), so that each member "
+    "would be used up.",
+    "It is not believed: the rest of the chain is held.",
+)
+def test_a_page_of_a_stranger_keeps_no_job_from_holding_its_chain(scene: Scene) -> None:
+    def laid() -> None:
+        state = scene.mine / "runs/thesis/state"
+        state.mkdir(parents=True)
+        (state / "observe").write_text('["brake", "exclusion"]')
+
+    scene.exchange(laid)
+    queue = scene.home / "queue"
+    queue.mkdir()
+    more = {"FTSUPERVISE_LOCAL_OF": f"{queue}:1", "FTSUPERVISE_JOB_ID": "local_9_1", "FTSUPERVISE_UNFIT_SECONDS": "0"}
+    assert (scene.run_script(more).returncode, os.listdir(queue)) == (77, ["hold"])
 
 
 @pytest.mark.threat(

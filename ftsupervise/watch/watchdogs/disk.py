@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding
 from ftsupervise.host import processes
+from ftsupervise.host.begin import searched_alone
 from ftsupervise.probe import Entry, Missing, Mount, NotSeen, Space
 from ftsupervise.units import count, show_duration, show_size
 from ftsupervise.watch import due
@@ -82,7 +83,7 @@ def _start(look: Look) -> None:
     subprocess.Popen(
         ["timeout", "--kill-after=60", str(_LONGEST), *command],
         cwd="/",
-        env=dict(os.environ),
+        env=searched_alone(os.environ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
