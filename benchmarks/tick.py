@@ -61,10 +61,22 @@ def make_squeue(folder: Path, count: int) -> None:
     started = str(int(time.time()) - 36_000)
     lines = []
     for n in range(count):
-        array, asks, where = str(n + 100), ["1", "batch", "(null)", "(null)"], [str(folder / f"run-{n}"), "(null)", f"run-{n}"]
-        runs = [f"{array}_1", array, array, "RUNNING", user_name(), started, "N/A", started, "None", "(null)", *asks, "n1"]
-        wait = [f"{array}_[2-10%1]", array, array, "PENDING", user_name(), "N/A", "N/A", started, "JobArrayTaskLimit"]
-        lines += [form.record + form.field.join(row + where) for row in (runs, [*wait, "(null)", *asks, ""])]
+        array, asks = [str(n + 100)] * 2, ["(null)", "1", "batch", "(null)", "(null)"]
+        runs = [f"{n + 100}_1", *array, "RUNNING", user_name(), started, "N/A", started, "None", *asks, "n1"]
+        wait = [
+            f"{n + 100}_[2-10%1]",
+            *array,
+            "PENDING",
+            user_name(),
+            "N/A",
+            "N/A",
+            started,
+            "JobArrayTaskLimit",
+            *asks,
+            "",
+        ]
+        where = [str(folder / f"run-{n}"), "(null)", f"run-{n}"]
+        lines += [form.record + form.field.join(row + where) for row in (runs, wait)]
     (folder / "queue").write_text("\n".join(lines))
     # the mark in the separators of this question
     answer = """while [ "$1" != -o ]; do shift; done; mark=${2#?}; mark=${mark%%:*}; """

@@ -69,6 +69,7 @@ FORMAT = 1
 LIMIT = (
     24_000_000  # bytes of a generation; 5,000 alerts are 3, and what is read takes up to thirty times as much memory
 )
+_ROOM = 65_536  # bytes: with fewer a state may not fit
 _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 LEAP = 1_000_000  # numbers: no writer of generations makes a file further ahead
 _NAME = re.compile(r"\d{8}|[1-9]\d{8,11}")
@@ -310,6 +311,18 @@ class Journal:
         raise CannotWrite(
             f"cannot write {self.directory}: others kept being faster", hint="is something writing there in a loop?"
         )
+
+    def has_room(self) -> bool:
+        """Return whether the folder is there, as last read without a problem, and its file system has room for a state; False
+        while the spare is in use."""
+        if self.problems or self.away or _private(self.spare):
+            return False
+        try:
+            space = os.statvfs(self.directory)
+        except OSError:
+            return False
+        full = space.f_bavail * space.f_frsize < _ROOM or (space.f_files and not space.f_favail)
+        return not full and not space.f_flag & os.ST_RDONLY
 
     # ------------------------------------------------------------------------------------------------------ reading
 

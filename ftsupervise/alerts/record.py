@@ -103,7 +103,9 @@ def record(
         notified.clear()
         own = [receiver_finding(state, name, now, run_name) for name in settings.named]
         state = reroute(state, settings, now, journal.home)
-        return advance(state, (*seen, *own), about, notified, context=context, partial=partial)
+        new = advance(state, (*seen, *own), about, notified, context=context, partial=partial)
+        # without a change nothing is written, unless it may be impossible: that is told before it is needed
+        return new if new is not state or journal.has_room() else replace(new)
 
     def say(state: JournalState) -> JournalState:
         notified[:] = first

@@ -139,7 +139,7 @@ def test_a_journal_of_strangers_alone_is_an_empty_one_and_can_be_begun(run: Path
 
 @pytest.mark.threat("A stranger changes a generation that everybody may write.", "ftsupervise does not trust it.")
 def test_what_everybody_may_write_is_believed_of_nobody(run: Path) -> None:
-    watch(run, 0, well=True)
+    watch(run, 0)
     journal = run / "watch" / "journal"
 
     def open_it() -> None:

@@ -78,7 +78,7 @@ WAITS: dict[str, dict[str, str]] = {
     "replicas/process.py": {"start": OURS},
     "run/lines.py": {"_run": "a thread of its own waits for lines; nobody joins it without a bound"},
     "run/attempt.py": {"_start": OURS},
-    "run/supervisor.py": {"__init__": SYSTEM},
+    "run/supervisor.py": {"_begin_beside": SYSTEM},
     "sandbox/cluster.py": {"_free": LOCAL, "_start": SANDBOX, "_database": SANDBOX},
     "sandbox/keeper.py": {"start": OURS, "follow": PERSON},
     "scheduler/allocation.py": {"_try": TIMED},
