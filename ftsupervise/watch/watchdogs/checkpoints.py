@@ -161,11 +161,12 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
 
 def _disk_is_full(look: Look) -> bool:
     """Return whether nothing fits on the file system of the checkpoints any more, and *disk* watches that."""
-    there, folder = look.probe.space(folder_of(look)), look.probe.look(folder_of(look))
-    if not isinstance(there, Space) or there.free >= files.NO_ROOM or not isinstance(folder, Entry):
+    there = look.probe.space(folder_of(look))
+    if not isinstance(there, Space) or there.free >= files.NO_ROOM:
         return False
-    watched = (look.probe.look(one.path or look.rundir.root) for one in look.run.watch.disk or ())
-    return any(isinstance(one, Entry) and one.device == folder.device for one in watched)
+    folder = look.entry(folder_of(look))
+    watched = (look.entry(one.path or look.rundir.root) for one in look.run.watch.disk or ())
+    return isinstance(folder, Entry) and any(isinstance(one, Entry) and one.device == folder.device for one in watched)
 
 
 def _saves(look: Look, now: float) -> Iterator[Finding]:

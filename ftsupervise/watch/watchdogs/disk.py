@@ -70,7 +70,7 @@ def _allowed(look: Look, path: Path) -> bool:
     if retain is None or not retain.before_full:
         return False
     folder = folder_of(look)
-    here, there = look.probe.look(path), look.probe.look(folder)
+    here, there = look.entry(path), look.entry(folder)
     return isinstance(here, Entry) and isinstance(there, Entry) and here.device == there.device
 
 
@@ -271,7 +271,7 @@ class WatchedPath:
 
     def _measured(self) -> float | None:
         """The usual size of this run's checkpoints, if they lie on the file system of the path."""
-        here, there = self.look.probe.look(self.path), self.look.entry(folder_of(self.look))
+        here, there = self.look.entry(self.path), self.look.entry(folder_of(self.look))
         if not isinstance(here, Entry) or not isinstance(there, Entry) or here.device != there.device:
             return None
         ones = checkpoints.written(self.look, self.memory.setdefault("checkpoints", {}))
