@@ -56,6 +56,7 @@ def small(folder: Path) -> Iterator[Path]:
     [
         (["launch", "nowhere.yaml"], 66, "nowhere.yaml"),
         (["status", "no-such-run"], 66, "no run called 'no-such-run'"),
+        (["status", "/nowhere/no-such-run"], 66, "there is no run at /nowhere/no-such-run: it does not exist"),
         (["status", "."], 66, "has not been launched yet"),
         (["status"], 66, "has not been launched yet"),
         (["kill", "--yes"], 66, "has not been launched yet"),
