@@ -313,13 +313,15 @@ class Journal:
         )
 
     def has_room(self) -> bool:
-        """Return whether the folder is there, as last read without a problem, and its file system has room for a state; False
-        while the spare is in use."""
+        """Return whether the folder is there and may be written, was read without a problem, and its file system has room for
+        a state; False while the spare is in use."""
         if self.problems or self.away or _private(self.spare):
             return False
         try:
-            space = os.statvfs(self.directory)
+            space = os.statvfs(f"{self.directory}/.")
         except OSError:
+            return False
+        if not os.access(self.directory, os.W_OK | os.X_OK):
             return False
         full = space.f_bavail * space.f_frsize < _ROOM or (space.f_files and not space.f_favail)
         return not full and not space.f_flag & os.ST_RDONLY

@@ -278,7 +278,7 @@ def _find_run(argument: str | None) -> RunDir:
             f"{argument} is {kind}, not a regular file",
             hint=f"check its owner: ls -ld {_quoted(argument)}; name the run's directory or its {CONFIG_NAME}",
         )
-    if os.path.isabs(argument):
+    if path.is_absolute():
         raise NotFound(
             f"there is no run at {argument}: it does not exist",
             hint=f"its file system is not mounted here, or it was moved: findmnt -T {_quoted(argument)}",
