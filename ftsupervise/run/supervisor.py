@@ -537,8 +537,10 @@ class Supervisor:
     def _cancelled(self, spent: Sequence[Attempt]) -> frozenset[str]:
         """Return those jobs among these of which the scheduler still knows that somebody cancelled or preempted them. No record
         of an end says so of a job that was killed at once."""
-        unseen = {one.job_id for one in spent if one.failure is not None and one.failure.kind is FailureKind.LOST}
-        return frozenset(job for job in unseen if self.to.allocation.was_cancelled(job))
+        unseen = {
+            one.job_id: one.started for one in spent if one.failure is not None and one.failure.kind is FailureKind.LOST
+        }
+        return frozenset(job for job, began in unseen.items() if self.to.allocation.was_cancelled(job, began))
 
     def _since_launch(self) -> list[Attempt]:
         """Return what counts since the newest launch: a person who launches again has looked at what was."""

@@ -13,7 +13,7 @@ from ftsupervise.host.ownership import shown_user
 from ftsupervise.model import Attempt, Cause, CauseKind, JobState
 from ftsupervise.printable import printable
 from ftsupervise.scheduler import SLURM, kind_of_job
-from ftsupervise.scheduler.parse import parse_state
+from ftsupervise.scheduler.parse import may_have_run, parse_state
 from ftsupervise.scheduler.slurm import clean_environment
 
 _ASK = 3.0  # seconds: what is said without it is true too
@@ -21,8 +21,10 @@ _MOST = 100  # jobs of one question
 
 
 class JobEnded(NamedTuple):
-    """How a job has ended. ``by``: the account that cancelled it; "" where it was not cancelled, or nobody knows."""
+    """How a job has ended. ``by``: the account that cancelled it; "" where it was not cancelled, or nobody knows. ``start``:
+    when it has started, in epoch seconds: sacct answers with the newest job of a number, also with another account's."""
 
+    start: str
     state: JobState
     by: str = ""
 
@@ -37,12 +39,12 @@ def how_they_ended(jobs: Sequence[str], env: Mapping[str, str]) -> dict[str, Job
         "--noheader",
         "--parsable2",
         "--allocations",
-        "--format=JobID,State",
+        "--format=JobID,Start,State",
         f"--jobs={','.join(jobs[-_MOST:])}",
     ]
     asking = {key: value for key, value in clean_environment(env).items() if not key.startswith("SACCT_")}
     try:
-        done = bounded.run(words, timeout=_ASK, env=asking)
+        done = bounded.run(words, timeout=_ASK, env={**asking, "SLURM_TIME_FORMAT": "%s"})
     except OSError:
         return None
     return dict(_read(done.stdout)) if done.code == 0 else None
@@ -57,8 +59,11 @@ def may_be_known(one: Attempt) -> bool:
 
 
 def with_end(one: Attempt, end: JobEnded) -> Attempt:
-    """Return the attempt with what the accounting says of the end of its job."""
-    return one if one.cause is None else one._replace(cause=_cause(one.cause, end))
+    """Return the attempt with what the accounting says of the end of its job; as it is where that is about another job, which
+    has got its number since."""
+    if one.cause is None or not may_have_run(end.start, one.started):
+        return one
+    return one._replace(cause=_cause(one.cause, end))
 
 
 def _cause(cause: Cause, end: JobEnded) -> Cause:
@@ -73,9 +78,12 @@ def _cause(cause: Cause, end: JobEnded) -> Cause:
 
 def _read(text: str) -> Iterator[tuple[str, JobEnded]]:
     for line in text.splitlines():
-        job, bar, said = line.strip().partition("|")
+        job, start, said = (*line.strip().split("|", 2), "", "")[:3]
         state = parse_state(said)
-        if bar and state.ended and state is not JobState.OTHER:
+        if state.ended and state is not JobState.OTHER:
             _, _, by = said.partition(" by ")
             by = by.strip()
-            yield job, JobEnded(state, shown_user(int(by)) if by.isascii() and by.isdigit() else printable(by, 100))
+            yield (
+                job,
+                JobEnded(start, state, shown_user(int(by)) if by.isascii() and by.isdigit() else printable(by, 100)),
+            )

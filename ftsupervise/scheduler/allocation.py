@@ -24,9 +24,10 @@ from ftsupervise.host.begin import searched_alone
 from ftsupervise.host.in_time import PendingCall, in_time
 from ftsupervise.host.processes import SHELL_MARKED
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
+from ftsupervise.model import JobState
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ENV_GROUP, ENV_GROUP_JOB
 from ftsupervise.scheduler import LOCAL, USUAL_KILL_WAIT, ask_slurm_for_kill_wait, kind_of_job
-from ftsupervise.scheduler.parse import parse_shown_job, srun
+from ftsupervise.scheduler.parse import may_have_run, parse_shown_job, srun
 from ftsupervise.scheduler.slurm import is_answer
 
 # Silent nodes are found by a TCP connection to each slurmd, all at once: this takes a second, and Slurm takes SlurmdTimeout.
@@ -112,7 +113,6 @@ AGENTS = "ftsupervise-agents"  # names of the steps that are ours and not the ru
 STANDBYS = "ftsupervise-standbys"
 _STEP = re.compile(r"^StepId=(\S+) .*\bSrunHost:Pid=([^:\s]+):(\d+)", re.M)
 _GIVEN_UP = 3.0  # SlurmdTimeouts until Slurm has given up a node that does not answer: 1.5 to 2.3 were seen
-_CLOCKS = 60.0  # seconds by which the clocks of two hosts may differ
 _ENDING = 15.0  # seconds for a step to be gone after SIGKILL
 
 T = TypeVar("T")
@@ -206,22 +206,29 @@ class Allocation:
         return "" if done.code == 1 and "Invalid job id" in done.stderr else None
 
     def lives(self, job: str, began: datetime | None = None) -> bool | None:
-        """Return whether Slurm has this job, waiting, running or completing. None when that is unknown."""
+        """Return whether Slurm has this job, running or completing: in one that waits, whoever's it is by now, nothing runs.
+        None when that is unknown."""
         state = self.state_of(job, began)
-        return None if state is None else bool(state)
+        return None if state is None else state not in ("", JobState.PENDING.value)
 
     def kill_wait(self) -> float:
         """Return the seconds between Slurm's SIGTERM and its SIGKILL."""
         asked = ask_slurm_for_kill_wait(self._env, timeout=_ASK)
         return USUAL_KILL_WAIT if asked is None else asked
 
-    def was_cancelled(self, job: str) -> bool:
-        """Return whether Slurm says that this job was cancelled or preempted; False also where it does not know.
+    def was_cancelled(self, job: str, began: datetime) -> bool:
+        """Return whether Slurm says that this job, in which something ran at ``began``, was cancelled or preempted; False also
+        where it does not know.
 
         It knows for the few minutes in which it keeps an ended job.
         """
-        _, shown = self._ask("scontrol", "--oneliner", "show", "job", job)
-        return re.search(r"\bJobState=(?:CANCELLED|PREEMPTED)\b", shown) is not None
+        env = {**self._env, "SLURM_TIME_FORMAT": "%s"}
+        try:
+            done = bounded.run(["squeue", "-h", "-t", "all", "-j", job, "-o", "%T|%S"], timeout=_ASK, env=env)
+        except OSError:
+            return False
+        rows = (line.strip().partition("|") for line in done.stdout.splitlines())
+        return any(state in ("CANCELLED", "PREEMPTED") and may_have_run(start, began) for state, _, start in rows)
 
     def of_others(self, attempts: Path) -> frozenset[str]:
         """Return steps with a living srun that were started beside the run. Such a step has an srun on this host without an
@@ -453,7 +460,7 @@ def _state_of_local(job: str, env: Mapping[str, str]) -> str | None:
 
 def _may_be_of(start: str, began: datetime | None) -> bool:
     """Return whether a job that has started at ``start`` (epoch seconds) may be the one in which something ran at ``began``."""
-    return began is None or not start.isdigit() or int(start) <= began.timestamp() + _CLOCKS
+    return began is None or not start.isdigit() or may_have_run(start, began)
 
 
 def _short(host: str) -> str:

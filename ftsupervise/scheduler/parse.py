@@ -194,6 +194,16 @@ def parse_state(word: str) -> JobState:
         return JobState.OTHER
 
 
+_CLOCKS = 60.0  # seconds by which the clocks of two hosts may differ
+
+
+def may_have_run(start: str, began: datetime) -> bool:
+    """Return whether something that began at ``began`` may have run in a job that has started at ``start`` (epoch seconds). The
+    number of a job is given out again, also to another account's: that one starts later."""
+    started = as_count(start.strip())
+    return started is not None and started <= began.timestamp() + _CLOCKS
+
+
 def parse_epoch(text: str) -> datetime | None:
     """Epoch seconds (SLURM_TIME_FORMAT=%s) as UTC; None for Slurm's many ways to say that there is no time."""
     text = text.strip()

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
+from ftsupervise.crontab.chain import follow
+from ftsupervise.crontab.history import EntryRun, RunEnd, RunStart
+from ftsupervise.model import Attempt, Cause, CauseKind
 from ftsupervise.nodes import exclude, judging
 from ftsupervise.rundir.launches import may_change
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.scheduler.accounting import how_they_ended, with_end
+from ftsupervise.scheduler.allocation import Allocation
+from ftsupervise.scheduler.slurm import Slurm
 from tests.neighbours.queue import Queue
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")]
@@ -46,3 +53,46 @@ def test_a_run_of_somebody_else_keeps_no_job_of_ours_from_a_node(tmp_path: Path,
     exclude.apply(theirs, queue.env, (BAD,), whole=True)
     assert queue.excluded() == {"88_[3-10]": ["n7"]}, "one that we have launched there is"
     assert may_change(theirs, "88_3")
+
+
+BEGAN = datetime.now(timezone.utc) - timedelta(hours=1)
+SLURM_SAYS = """#!/bin/sh
+echo "$0 $*" | grep -q 'sacct' && { echo '88|%(start)s|CANCELLED by 65534'; exit; }
+echo "$0 $*" | grep -q 'scontrol' && { echo 'JobId=88 JobName=x UserId=nobody(65534) JobState=CANCELLED'; exit; }
+echo "$*" | grep -q -- '-t all' && { echo 'CANCELLED|%(start)s'; exit; }
+echo "%(waits)s"
+"""
+
+
+@pytest.mark.threat(
+    "The number of a job of yours is given out again, and the account that has it now cancels its job, or holds it.",
+    "An attempt ran only in a job that had started before it: of another one neither the end nor the state is told of it.",
+)
+@pytest.mark.parametrize(("start", "ours"), [(BEGAN - timedelta(minutes=1), True), (BEGAN + timedelta(hours=1), False)])
+def test_a_job_that_has_got_the_number_since_is_not_that_of_the_attempt(
+    tmp_path: Path, start: datetime, ours: bool
+) -> None:
+    words = {"start": int(start.timestamp()), "waits": f"RUNNING|{int(start.timestamp())}" if ours else "PENDING|N/A"}
+    for name in ("sacct", "squeue", "scontrol"):
+        (tmp_path / name).write_text(SLURM_SAYS % words)
+        (tmp_path / name).chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    one = Attempt(number=1, started=BEGAN, job_id="88", cause=Cause(CauseKind.CANCELLED))
+    told = (how_they_ended(("88",), env) or {})["88"]
+    assert ("by nobody" in with_end(one, told).words) is ours
+    allocation = Allocation(env)
+    assert allocation.was_cancelled("88", BEGAN) is ours
+    assert allocation.lives("88", BEGAN) is ours
+
+
+@pytest.mark.threat(
+    "The number of a job that your cron folder has submitted is given out again, and the account that has it holds its job.",
+    "An entry follows a job by its comment too; the entry's run has ended, and the next one starts.",
+)
+@pytest.mark.parametrize(("comment", "ended"), [("ftsupervise-cron:mine", False), ("ftsupervise-cron:theirs", True)])
+def test_a_cron_entry_does_not_wait_for_a_strangers_job(tmp_path: Path, comment: str, ended: bool) -> None:
+    facts = {"T": "PENDING", "u": "nobody"}
+    queue = Queue(tmp_path, ["n7"], {"88": {"excluded": [], "comment": comment, "facts": facts}})
+    one = EntryRun(BEGAN, tmp_path, RunStart(at=BEGAN, job_comment="ftsupervise-cron:mine", job_id="88"), RunEnd())
+    follow(one, (), Slurm(queue.env), datetime.now(timezone.utc))
+    assert (tmp_path / "end.json").exists() is ended
