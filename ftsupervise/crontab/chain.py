@@ -356,7 +356,9 @@ def follow(run: EntryRun, queue: tuple[Job, ...] | None, jobs: Scheduler, now: d
         return
     except Error:
         job = None
-    if job is not None and job.comment != run.start.job_comment:  # its number was given out again, perhaps to a stranger
+    if (
+        job is not None and job.comment != run.start.job_comment
+    ):  # its number was given out again, perhaps to a stranger
         job = None
     if job is not None and not job.state.ended:
         return

@@ -9,6 +9,7 @@ when the signal has come, or the folder is gone. Slurm's time limit, one minute,
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -111,11 +112,13 @@ def _clock_ahead(folder: Path) -> float:
 
 
 def _ask_the_nodes(folder: Path, nodes: int) -> None:
-    """Start a task on each node, which connects to a port here. Nobody accepts: to be connected is enough."""
+    """Start a task on each node, which connects to a port here: to be connected is enough. Each connection is closed at
+    once: those of other accounts would fill the queue."""
     names = expand_hostlist(os.environ.get("SLURM_JOB_NODELIST", ""))
     with socket.socket() as port:
         port.bind(("", 0))
         port.listen(len(names) + 8)
+        threading.Thread(target=_close_each, args=(port,), daemon=True).start()
         address = own_address([one for one in names if one != os.environ.get("SLURMD_NODENAME")])
         task = own_command(
             "--node", str(folder), address, str(port.getsockname()[1]), module="ftsupervise.doctor.inside"
@@ -123,6 +126,17 @@ def _ask_the_nodes(folder: Path, nodes: int) -> None:
         bounded.run(
             [*srun("--overlap", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"), *task], timeout=_TASKS
         )
+        port.shutdown(socket.SHUT_RDWR)
+
+
+def _close_each(port: socket.socket) -> None:
+    while True:
+        try:
+            port.accept()[0].close()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED):
+                return
+            time.sleep(_LOOK)
 
 
 def _node(folder: Path, address: str, port: int) -> None:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,7 +23,7 @@ from ftsupervise.ranks.protocol import Datagram, RankExit, Seal
 from ftsupervise.replicas.record import LighthouseRecord, lighthouse_address
 from ftsupervise.replicas.table import QuorumPage, read_quorum, write_quorum
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.records import write_json
+from ftsupervise.rundir.records import read_json, write_json
 from ftsupervise.snapshots import exchange, room
 from ftsupervise.snapshots.exchange import CopyServer
 from ftsupervise.snapshots.ring import CopyOrder
@@ -280,3 +281,45 @@ def test_a_flood_of_connections_holds_few_threads_and_lets_a_node_in() -> None:
         room.remove(folder, "n1")
     assert let_in > 10
     assert most < 150, "each connection of a stranger has a thread, of which a few may be about to end"
+
+
+# Speaks as srun does: it runs the task. Another account of the node has seen the port first.
+SRUN = """#!{python} -I
+import subprocess, sys
+words = [word for word in sys.argv[1:] if not word.startswith(("--overlap", "--nodes=", "--ntasks"))]
+FLOOD = '''import signal, socket, sys
+held = []
+for _ in range(64):
+    held.append(socket.socket())
+    held[-1].setblocking(False)
+    held[-1].connect_ex((sys.argv[1], int(sys.argv[2])))
+print("connected", flush=True)
+signal.pause()'''
+he = subprocess.Popen([sys.executable, "-Ic", FLOOD, *words[-2:]], user={eve}, group={eve}, extra_groups=[],
+                      cwd="/", stdout=subprocess.PIPE)
+he.stdout.readline()
+subprocess.run(words)
+he.kill()
+"""
+
+
+@pytest.mark.threat(
+    "Another account fills the queue of the port at which `doctor --probe` sees whether the nodes reach each other.",
+    "Each connection is closed at once, and the nodes' own come in.",
+)
+def test_no_flood_of_a_stranger_makes_the_doctor_say_that_nodes_do_not_reach_each_other(
+    top: Path, until: Until, python: str
+) -> None:
+    seen, programs = top / "seen", top / "bin"
+    for folder in (seen, programs):
+        folder.mkdir()
+    (programs / "srun").write_text(SRUN.format(python=python, eve=user(EVE)))
+    (programs / "srun").chmod(0o755)
+    env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "FTSUPERVISE_DEADLINE": str(time.time() + 60)}
+    env |= {"SLURM_JOB_NODELIST": "localhost,n2", "SLURMD_NODENAME": "n2"}
+    words = [sys.executable, "-m", "ftsupervise.doctor.inside", str(seen), str(top / "run"), "", "2"]
+    with subprocess.Popen(words, env=env) as job:
+        page = until(lambda: read_json(seen / "node-n2.json"), 30)
+        shutil.rmtree(seen)
+        assert job.wait(10) == 0
+    assert page["sees"] and page["reached"] == ""
