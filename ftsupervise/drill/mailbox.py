@@ -1,7 +1,8 @@
 """The mail server of a drill: it takes what the run's receivers would have got, or refuses it while mail is broken.
 
 Only this machine reaches it, and each conversation has a bound. Other accounts of this machine reach it too: what is not for
-the unguessable domain of its addresses is not taken, so nobody can say in the place of the watch that people were told.
+the unguessable domain of its addresses is not taken, so nobody can say in the place of the watch that people were told, and of
+conversations that have not named it the oldest of too many is ended.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import socketserver
 import threading
 from datetime import datetime, timezone
 from email import message_from_bytes, policy
+from socket import socket
 from types import TracebackType
 from typing import NamedTuple
+
+from ftsupervise.host.ports import Unproven
 
 _PATIENCE = 10.0  # seconds for the next line of a conversation
 _LONGEST = 10_000  # bytes of a line
@@ -46,6 +50,8 @@ class _Conversation(socketserver.StreamRequestHandler):
                 name, _, domain = text.partition("<")[2].partition(">")[0].partition("@")
                 known = secrets.compare_digest(domain, box.domain)
                 to += [name] if known else []
+                if known:
+                    self.server.unproven.remove(self.request)  # type: ignore[attr-defined]
                 self._say("250 2.1.5 taken" if known else "550 5.1.1 nobody of that name")
             elif verb == b"DATA" and not to:
                 self._say("503 5.5.1 for nobody")
@@ -71,7 +77,20 @@ class _Conversation(socketserver.StreamRequestHandler):
 
 class _Listener(socketserver.ThreadingTCPServer):
     daemon_threads = True
+    request_queue_size = 128
     mailbox: Mailbox
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Conversation)
+        self.unproven = Unproven()
+
+    def process_request(self, request: socket, client_address: object) -> None:  # type: ignore[override]
+        self.unproven.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: socket) -> None:  # type: ignore[override]
+        self.unproven.remove(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Leave a conversation that broke off: its sender tries again."""
@@ -87,7 +106,7 @@ class Mailbox:
         self.refused = 0  # conversations
         self.mails: tuple[Mail, ...] = ()
         self._lock = threading.Lock()
-        self._listener = _Listener(("127.0.0.1", 0), _Conversation)
+        self._listener = _Listener()
         self._listener.mailbox = self
         self.port: int = self._listener.server_address[1]
 

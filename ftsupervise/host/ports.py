@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
 import zlib
 from collections.abc import Iterable
 
@@ -99,3 +100,35 @@ def _listeners(port: int) -> dict[str, int]:
             if len(row) > 7 and row[3] == _LISTENS and at == f"{port:04X}":
                 found.setdefault(address, int(row[7]))
     return found
+
+
+_STRANGERS = 32  # connections that have proven nothing yet
+
+
+class Unproven:
+    """The connections to a port of ours whose peers have proven nothing yet. Of more than 32 the oldest is ended, so that other
+    accounts take few threads and descriptors, and keep nobody out."""
+
+    def __init__(self) -> None:
+        self._all: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
+
+    def add(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._all[sock] = None
+            oldest = next(iter(self._all)) if len(self._all) > _STRANGERS else None
+        if oldest is not None:
+            self.end(oldest)
+
+    def remove(self, sock: socket.socket) -> None:
+        """Count it no more: its peer has proven who it is, or it has ended."""
+        with self._lock:
+            self._all.pop(sock, None)
+
+    def end(self, sock: socket.socket) -> None:
+        """Have its thread end. It counts no more: the next one that is too many is another."""
+        self.remove(sock)
+        try:
+            sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return

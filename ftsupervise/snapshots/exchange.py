@@ -29,6 +29,7 @@ from typing import NamedTuple, TypeVar
 
 from ftsupervise.checkpoints import digest
 from ftsupervise.host.addresses import own_addresses
+from ftsupervise.host.ports import Unproven
 from ftsupervise.host.processes import die_with_parent
 from ftsupervise.host.ready import readable
 from ftsupervise.rundir.records import decode, encode
@@ -758,8 +759,6 @@ def fetch(place: str, rank: int, wanted: SnapshotId, host: str, port: int, key: 
 #
 # A peer that does not prove within seconds that it knows the key of this run is shut out, and never holds up another one.
 
-_STRANGERS = 32  # connections that have proven nothing yet; the oldest goes
-
 
 class CopyServer:
     """Serves the connections of one node, whose folder is ``place``. ``order()``: the supervisor's last order."""
@@ -834,47 +833,28 @@ class _Door:
         except OSError:  # no IPv6 here
             self._sock = socket.create_server(("0.0.0.0", 0))
         self.port = int(self._sock.getsockname()[1])
-        self._unproven: dict[socket.socket, None] = {}
-        self._lock = threading.Lock()
+        self._unproven = Unproven()
         threading.Thread(target=self._accept, name="snapshots-door", daemon=True).start()
 
     def _accept(self) -> None:
         for sock in accepted(self._sock):
-            with self._lock:
-                self._unproven[sock] = None
-                if len(self._unproven) > _STRANGERS:
-                    self._give_up(next(iter(self._unproven)))
+            self._unproven.add(sock)
             try:
                 threading.Thread(target=self._let_in, args=(sock,), name="snapshots-in", daemon=True).start()
             except RuntimeError:  # no more threads: some will end
-                with self._lock:
-                    self._give_up(sock)
+                self._unproven.end(sock)
                 sock.close()
-
-    def _give_up(self, sock: socket.socket) -> None:
-        """Have its thread end. It counts no more: the next one that is too many is another."""
-        self._unproven.pop(sock, None)
-        _shut(sock)
 
     def _let_in(self, sock: socket.socket) -> None:
         with sock:
             try:
                 channel = accept(sock, self._key)
-                with self._lock:
-                    self._unproven.pop(sock, None)
+                self._unproven.remove(sock)
                 self._serve(channel)
             except (ChannelBroken, OSError):
                 pass
             finally:
-                with self._lock:
-                    self._unproven.pop(sock, None)
-
-
-def _shut(sock: socket.socket) -> None:
-    try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return
+                self._unproven.remove(sock)
 
 
 # ------------------------------------------------------------------------------------------

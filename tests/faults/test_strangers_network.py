@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import smtplib
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.drill.mailbox import Mailbox
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.protocol import Datagram, RankExit, Seal
 from ftsupervise.replicas.record import LighthouseRecord, lighthouse_address
@@ -323,3 +325,32 @@ def test_no_flood_of_a_stranger_makes_the_doctor_say_that_nodes_do_not_reach_eac
         shutil.rmtree(seen)
         assert job.wait(10) == 0
     assert page["sees"] and page["reached"] == ""
+
+
+@pytest.mark.threat(
+    "Another account makes connection after connection to the mailbox of a drill, so that the drill can open no file.",
+    "Of those that have not named its domain the oldest of too many goes, and the watch's mail is taken.",
+)
+def test_a_flood_of_connections_to_the_mailbox_takes_no_descriptors_of_the_drill() -> None:
+    def flood(port: int) -> None:
+        become_stranger()
+        mute: list[socket.socket] = []
+        while True:
+            mute.append(socket.socket())
+            mute[-1].setblocking(False)
+            mute[-1].connect_ex(("127.0.0.1", port))
+            if len(mute) > 900:
+                mute.pop(0).close()
+            time.sleep(0.001)
+
+    with Mailbox() as box:
+        he = forked(partial(flood, box.port))
+        try:
+            time.sleep(FLOOD)
+            assert len(os.listdir("/proc/self/fd")) < 200
+            with smtplib.SMTP("127.0.0.1", box.port, timeout=10) as watch:
+                watch.sendmail("a@b.org", [f"mailbox@{box.domain}"], "Subject: went on\n\n")
+            assert [mail.subject for mail in box.mails] == ["went on"]
+        finally:
+            os.kill(he, signal.SIGKILL)
+            os.waitpid(he, 0)
