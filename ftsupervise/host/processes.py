@@ -173,7 +173,20 @@ def living(*, zombies: bool = False) -> Iterator[Process]:
 def environment(pid: int) -> dict[str, str]:
     """Return the environment that a process was started with; empty if it is gone, a zombie or another account's."""
     pairs = (item.partition("=") for item in os.fsdecode(_environ(pid)).split("\0"))
-    return {key: value for key, mark, value in pairs if mark}
+    found = {key: value for key, mark, value in pairs if mark}
+    return found if found and _is_ours(pid) else {}
+
+
+def _is_ours(pid: int) -> bool:
+    """Return whether this account has started the process. Root reads the environments of all: there anybody writes the marks of
+    root's runs, also into that of a program which gets root's rights."""
+    if os.geteuid() != 0:
+        return True  # else it could not be read
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123
+            return next((line for line in file if line.startswith(b"Uid:")), b"").split()[1:3] == [b"0", b"0"]
+    except OSError:
+        return False
 
 
 def _environ(pid: int) -> bytes:

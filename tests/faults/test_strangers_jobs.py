@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import tempfile
+import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ftsupervise.crontab.chain import follow
 from ftsupervise.crontab.history import EntryRun, RunEnd, RunStart
+from ftsupervise.host import processes
 from ftsupervise.model import Attempt, Cause, CauseKind
 from ftsupervise.nodes import exclude, judging
 from ftsupervise.rundir.launches import may_change
-from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
+from ftsupervise.sandbox.place import MARK, members
 from ftsupervise.scheduler.accounting import how_they_ended, with_end
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.slurm import Slurm
@@ -96,3 +103,30 @@ def test_a_cron_entry_does_not_wait_for_a_strangers_job(tmp_path: Path, comment:
     one = EntryRun(BEGAN, tmp_path, RunStart(at=BEGAN, job_comment="ftsupervise-cron:mine", job_id="88"), RunEnd())
     follow(one, (), Slurm(queue.env), datetime.now(timezone.utc))
     assert (tmp_path / "end.json").exists() is ended
+
+
+@pytest.mark.threat(
+    "Another account starts a process with the marks of root's run, or of its sandbox, in its environment.",
+    "Only what this account has started counts as its own, also for root, who can read the environments of all.",
+)
+@pytest.mark.parametrize("words", [("/tmp/%s/slurmctld", "60"), ("su", "root")], ids=["his own", "with root's rights"])
+def test_no_mark_of_a_stranger_s_process_counts_for_root(tmp_path: Path, words: tuple[str, str]) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
+    folder.chmod(0o755)
+    shutil.copy("/bin/sleep", folder / "slurmctld")
+    env = {"PATH": os.environ["PATH"], MARK: "x", "SLURM_CONF": f"{folder}/slurm.conf", ENV_ATTEMPT_DIR: str(tmp_path)}
+    words = (words[0].replace("%s", folder.name), words[1])
+
+    def start(*words: str, **who: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(words, env=env, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, **who)
+
+    with start(*words, user=STRANGER, group=STRANGER, extra_groups=[]) as his, start("sleep", "60") as ours:
+        try:
+            time.sleep(0.3)
+            assert his.poll() is None
+            assert [one.pid for one in processes.marked(ENV_ATTEMPT_DIR).get(str(tmp_path), [])] == [ours.pid]
+            assert members(folder / "slurm.conf", ["node-0"]) == []
+        finally:
+            his.kill()
+            ours.kill()
+            shutil.rmtree(folder)
