@@ -126,7 +126,7 @@ def _launch_one(one: PlannedLaunch) -> None:
     with _asking():
         done, warnings = carried_out(one, datetime.now(timezone.utc), dict(os.environ))
     seen = _seen_of(settings, plan.workdir)
-    _tell(done, plan, settings, handed_over(done.run_dir, settings.share), guard=not seen)
+    _tell(done, plan, settings, handed_over(done.run_dir, settings, plan.workdir), guard=not seen)
     for sentence in seen:
         say(sentence)
     _tell_who_watches(plan, settings)

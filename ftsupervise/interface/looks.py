@@ -87,7 +87,7 @@ def submit(planned: PlannedLaunch) -> RunLaunched:
 
     plan, settings = planned.plan, planned.settings
     done, warnings = carried_out(planned, datetime.now(timezone.utc), dict(os.environ))
-    handed = handed_over(done.run_dir, settings.share)
+    handed = handed_over(done.run_dir, settings, plan.workdir)
     said = (*planned.notes, *plan.notes, *handed, *without_receivers(settings), *_who_watches(planned))
     slurm = tuple(f"Slurm warns: {words}" for words in warnings)
     return RunLaunched(plan.name, done.run_dir.root, done.job_ids, done.found_again, done.known_as, (*said, *slurm))

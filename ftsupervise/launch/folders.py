@@ -6,6 +6,7 @@ Modes are set, not left to the umask, at each launch: a folder that was open to 
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.errors import Refused, from_os_error
 from ftsupervise.host import files
+from ftsupervise.host.in_time import in_time
 from ftsupervise.host.ownership import (
     FOLDER,
     SHARED,
+    distrust_route,
     group_name,
     make_folder,
     make_root,
@@ -30,7 +33,10 @@ from ftsupervise.rundir.paths import RunDir, state_dir
 from ftsupervise.rundir.records import as_text, read_json
 
 if TYPE_CHECKING:
-    from ftsupervise.config.schema import Sharing
+    from ftsupervise.config.schema import Run, Sharing
+
+_QUICKLY = 3.0  # seconds
+_WORDS = 12  # of a command: those behind are the program's own
 
 
 def make_folders(run_dir: RunDir, share: Sharing | None) -> None:
@@ -115,8 +121,10 @@ def group_id(share: Sharing | None) -> int | None:
         raise Refused(f"no group is called {share.group} here", hint="share.group takes one of yours: id -Gn") from None
 
 
-def handed_over(run_dir: RunDir, share: Sharing) -> tuple[str, ...]:
-    """Return the rights of the run's group, a sentence each: printed at launch, so that no person shares more than intended."""
+def handed_over(run_dir: RunDir, settings: Run, workdir: Path) -> tuple[str, ...]:
+    """Return the rights of the run's group, and what others may exchange, a sentence each: printed at launch, so that no person
+    shares more than intended."""
+    share = settings.share
     try:
         found = run_dir.switches.stat()
     except OSError:
@@ -141,7 +149,35 @@ def handed_over(run_dir: RunDir, share: Sharing) -> tuple[str, ...]:
         told.append(
             f"{above}, and so put another run in the place of this one: a folder that only you may write is safer"
         )
+    try:
+        told += in_time(lambda: _exchanged(settings, workdir, " ".join(told)), _QUICKLY)
+    except OSError:  # a file system that does not answer keeps no launch back
+        pass
     return tuple(told)
+
+
+def _exchanged(settings: Run, workdir: Path, told: str) -> list[str]:
+    """Return what others may put in the place of the checkpoints, of the code in ``workdir`` and of the program of the command,
+    but for folders of which that is ``told`` already."""
+    found = []
+    for path, what in ((settings.checkpoints.path, "other checkpoints"), (workdir / "code", "other code")):
+        if path is not None and (why := open_above(path)) and why not in told:
+            found.append(f"{why}, and so put {what} in the place of yours")
+            told += why
+    for path in _files_named(settings.launch.command, workdir):
+        if (why := distrust_route(path)) and why not in told:
+            found.append(f"{why}, and the command runs {path} as you")
+            told += why
+    return found
+
+
+def _files_named(command: str, workdir: Path) -> list[Path]:
+    """Return the files among the first words of a command: its program, and the script that this runs."""
+    try:
+        words = shlex.split(command, comments=True)[:_WORDS]
+    except ValueError:
+        return []
+    return [path for word in words if "\0" not in word and (path := workdir / word).is_file()]
 
 
 def require_own(run_dir: RunDir) -> None:
