@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -150,7 +150,7 @@ def handed_over(run_dir: RunDir, settings: Run, workdir: Path) -> tuple[str, ...
             f"{above}, and so put another run in the place of this one: a folder that only you may write is safer"
         )
     try:
-        told += in_time(lambda: _exchanged(settings, workdir, " ".join(told)), _QUICKLY)
+        told += in_time(lambda: _exchanged(settings, workdir, " ".join(told)), _QUICKLY) or []
     except OSError:  # a file system that does not answer keeps no launch back
         pass
     return tuple(told)
@@ -171,13 +171,13 @@ def _exchanged(settings: Run, workdir: Path, told: str) -> list[str]:
     return found
 
 
-def _files_named(command: str, workdir: Path) -> list[Path]:
+def _files_named(command: str | Sequence[str], workdir: Path) -> list[Path]:
     """Return the files among the first words of a command: its program, and the script that this runs."""
     try:
-        words = shlex.split(command, comments=True)[:_WORDS]
+        words = shlex.split(command, comments=True) if isinstance(command, str) else command
     except ValueError:
         return []
-    return [path for word in words if "\0" not in word and (path := workdir / word).is_file()]
+    return [path for word in words[:_WORDS] if "\0" not in word and (path := workdir / word).is_file()]
 
 
 def require_own(run_dir: RunDir) -> None:

@@ -46,7 +46,10 @@ WAITS: dict[str, dict[str, str]] = {
     "host/plugins.py": {"installed": "selects from a list"},
     "host/ports.py": dict.fromkeys(("_is_free", "_chosen"), LOCAL),
     "drill/scene.py": {"launch": OURS},
-    "doctor/inside.py": {"_ask_the_nodes": "it listens, and accepts nobody: to be connected is enough"},
+    "doctor/inside.py": {
+        "_ask_the_nodes": "it listens, and waits for nobody: to be connected is enough",
+        "_close_each": "a thread of its own, which the end of the nodes' tasks wakes; it is a daemon",
+    },
     "integrations/torch_dcp.py": {"__exit__": "the writer of the loop's own checkpoint: torch's save would wait as well"},
     "integrations/torchft.py": {"_agree": TRAINING},
     "integrations/torchft_mended.py": {
