@@ -160,7 +160,12 @@ def _exchanged(settings: Run, workdir: Path, told: str) -> list[str]:
     """Return what others may put in the place of the checkpoints, of the code in ``workdir`` and of the program of the command,
     but for folders of which that is ``told`` already."""
     found = []
-    for path, what in ((settings.checkpoints.path, "other checkpoints"), (workdir / "code", "other code")):
+    places = {
+        "other checkpoints": settings.checkpoints.path,
+        "another list of nodes": settings.nodes.directory,
+        "other code": workdir / "code",
+    }
+    for what, path in places.items():
         if path is not None and (why := open_above(path)) and why not in told:
             found.append(f"{why}, and so put {what} in the place of yours")
             told += why

@@ -59,6 +59,8 @@ def test_what_else_others_may_exchange_is_told_too(run_dir: RunDir, tmp_path: Pa
         f"everybody may write {shared} (mode 0777), and so put other checkpoints in the place of yours",
         f"everybody may write {script} (mode 0666), and the command runs {script} as you",
     )
+    (said,) = told(run_dir, nodes={"directory": shared / "nodes"})
+    assert said.endswith("and so put another list of nodes in the place of yours")
     code = run_dir.root.parents[1] / "code"
     code.mkdir(mode=0o755)
     code.chmod(0o777)
