@@ -69,6 +69,7 @@ FORMAT = 1
 LIMIT = (
     24_000_000  # bytes of a generation; 5,000 alerts are 3, and what is read takes up to thirty times as much memory
 )
+_HEAD = 1000  # bytes before the state; ours are a few hundred
 _ROOM = 65_536  # bytes: with fewer a state may not fit
 _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 LEAP = 1_000_000  # numbers: no writer of generations makes a file further ahead
@@ -105,7 +106,23 @@ def _fits(stem: str) -> bool:
     return bool(_NAME.fullmatch(stem))
 
 
-def read_generation(path: Path, number: int, folder: os.stat_result, at: Path) -> Generation:
+class Budget:
+    """The bytes of other accounts' generations that one look reads in all: they may make any number of them."""
+
+    def __init__(self) -> None:
+        self.left = 2 * LIMIT
+
+    def take(self, found: os.stat_result) -> None:
+        """Raise ValueError where that is more than is left. Own files cost nothing."""
+        if found.st_uid not in (os.geteuid(), 0):
+            if found.st_size > self.left:
+                raise ValueError(f"its {found.st_size} bytes are more than are read of other accounts at once")
+            self.left -= found.st_size
+
+
+def read_generation(
+    path: Path, number: int, folder: os.stat_result, at: Path, budget: Budget | None = None
+) -> Generation:
     """Return the generation ``number`` at ``path``, which lies in ``folder``. ``at``: its path in the folder that is held open.
 
     Raises OSError, and ValueError with a sentence.
@@ -120,6 +137,9 @@ def read_generation(path: Path, number: int, folder: os.stat_result, at: Path) -
             )
         if found.st_size > LIMIT:
             raise ValueError(f"it has {found.st_size} bytes, and none of ours has more than {LIMIT}")
+        _about(os.pread(fd, _HEAD, 0), number)  # of thousands that are not whole, no more is read
+        if budget is not None:
+            budget.take(found)
         state, base = parse(files.read_open(fd, LIMIT, path), number)
     finally:
         os.close(fd)
@@ -163,24 +183,36 @@ def parse(raw: bytes, number: int | None = None) -> tuple[JournalState, int]:
 
     Raises ValueError when it is not whole, or when it is not generation ``number`` (an old one under a new name).
     """
-    head, found, rest = raw.partition(b', "state": ')
-    if not found or not raw.endswith(b"}\n"):
+    base, digest, begin = _about(raw[:_HEAD], number)
+    if not raw.endswith(b"}\n"):
         raise ValueError("not a whole generation")
+    body = raw[begin:-2]
+    if hashlib.sha256(body).hexdigest() != digest:
+        raise ValueError("its checksum does not match")
     try:
-        about: Any = json.loads(head + b"}")
-        if not isinstance(about, dict) or about.get("format") != FORMAT:
-            raise ValueError("written by another version")
-        body = rest[:-2]
-        if hashlib.sha256(body).hexdigest() != about.get("sha256"):
-            raise ValueError("its checksum does not match")
-        if number is not None and about.get("generation") != number:
-            raise ValueError(f"it is another generation ({str(about.get('generation'))[:20]}) under this name")
-        base = about.get("base", -1)
-        if type(base) is not int or not -1 <= base < 10**12:
-            raise ValueError("it does not say what it was made from")
         return decode(JournalState, json.loads(body.decode("utf-8", "surrogatepass"))), base
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _about(beginning: bytes, number: int | None) -> tuple[int, object, int]:
+    """Return what the first _HEAD bytes of a generation say: the number it was made from, its checksum, and where its state
+    begins. Raises ValueError."""
+    head, found, _ = beginning.partition(b', "state": ')
+    if not found:
+        raise ValueError("not a whole generation")
+    try:
+        about: Any = json.loads(head + b"}")
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise ValueError("written by another version")
+    if number is not None and about.get("generation") != number:
+        raise ValueError(f"it is another generation ({str(about.get('generation'))[:20]}) under this name")
+    base = about.get("base", -1)
+    if type(base) is not int or not -1 <= base < 10**12:
+        raise ValueError("it does not say what it was made from")
+    return base, about.get("sha256"), len(head) + len(found)
 
 
 # ---------------------------------------------------------------------------------------------------------- authors
@@ -351,6 +383,7 @@ class Journal:
     def _newest_here(self, directory: Path, here: Path, folder: os.stat_result) -> tuple[JournalState, int, int]:
         """Do the same in ``directory``, which is held open as ``here``."""
         before = list(self.problems)
+        budget = Budget()  # for those that are passed over
         for _ in range(5):
             self.problems = list(before)
             there = sorted(numbers(here), reverse=True)
@@ -358,7 +391,7 @@ class Journal:
             for number in there:
                 path = directory / f"{number:08d}.json"
                 try:
-                    found = self._read_one(path, number, folder, here)
+                    found = self._read_one(path, number, folder, here, budget)
                     state = self._signed(directory, number, folder, here)
                     return state, _reached(there, number), found.base
                 except FileNotFoundError:
@@ -371,9 +404,9 @@ class Journal:
                 return JournalState(), _reached(there, 0), -1
         return JournalState(), _reached(there, 0), -1
 
-    def _read_one(self, path: Path, number: int, folder: os.stat_result, here: Path) -> Generation:
+    def _read_one(self, path: Path, number: int, folder: os.stat_result, here: Path, budget: Budget) -> Generation:
         if path not in self._read:
-            found = read_generation(path, number, folder, here / path.name)
+            found = read_generation(path, number, folder, here / path.name, budget)
             self._read = {p: g for p, g in self._read.items() if p.parent != path.parent} | {path: found}
         return self._read[path]
 
@@ -383,13 +416,14 @@ class Journal:
         If another account wrote it, its silences and acknowledgements bear the names of the accounts that wrote them,
         as far back as there are generations.
         """
-        newest = self._read_one(directory / f"{number:08d}.json", number, folder, here)
+        budget = Budget()
+        newest = self._read_one(directory / f"{number:08d}.json", number, folder, here, budget)
         me, line = os.geteuid(), [newest]
         while line[0].owner not in (me, 0) and len(line) <= KEEP:
             number -= 1
             try:
                 name = f"{number:08d}.json"
-                line.insert(0, read_generation(directory / name, number, folder, here / name))
+                line.insert(0, read_generation(directory / name, number, folder, here / name, budget))
             except (OSError, ValueError, MemoryError):
                 break
         return newest.state if newest.owner in (me, 0) else signed(line, shown_user, me)

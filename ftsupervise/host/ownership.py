@@ -14,8 +14,10 @@ import os
 import re
 import stat
 import struct
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,7 +54,13 @@ def group_name(gid: int) -> str:
 
 
 def in_group(uid: int, gid: int) -> bool:
-    """Return whether the account ``uid`` is in the group ``gid``. False for an account without a name here."""
+    """Return whether the account ``uid`` is in the group ``gid``, now or a few seconds ago: it is asked of each of thousands of
+    files, and a directory service answers slowly. False for an account without a name here."""
+    return _in_group(uid, gid, int(time.monotonic() / _FEW_SECONDS))
+
+
+@lru_cache(1000)
+def _in_group(uid: int, gid: int, _when: int) -> bool:
     import pwd
 
     try:
@@ -62,6 +70,7 @@ def in_group(uid: int, gid: int) -> bool:
         return False
 
 
+_FEW_SECONDS = 4.0
 _ACL, _PASSED_ON = "system.posix_acl_access", "system.posix_acl_default"
 _NO_LIST = (errno.ENODATA, errno.EOPNOTSUPP)  # there is none, or the file system has none
 # the tags of acl(5): its group, the most, accounts and groups

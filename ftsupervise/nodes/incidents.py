@@ -34,7 +34,7 @@ from ftsupervise.host.ownership import (
 )
 from ftsupervise.printable import printable, to_type
 from ftsupervise.rundir.paths import sync_directory
-from ftsupervise.rundir.records import as_text, decode, read_json, read_record, time_of, write_json
+from ftsupervise.rundir.records import LONGEST, as_text, decode, read_json, read_record, time_of, write_json
 
 WORDS = EXCLUDE, TRUST, CLEARED, INCIDENTS, APPLIED = "exclude", "trust", "cleared", "incidents", "applied"
 
@@ -43,6 +43,8 @@ FADED = timedelta(days=20)  # after which an incident does not count, and may be
 _MOST = 400  # incidents that one writer keeps
 _FILES = 10_000  # files of one folder that are read
 _PAGE, _BYTES = 4_000_000, 64_000_000  # bytes of one page, and of all incidents of a place
+_MARK = 4_000  # bytes of the page of one mark; ours have a few hundred
+_SAID = 50  # problems of all places that are told one by one
 
 
 class Incident(NamedTuple):
@@ -108,7 +110,8 @@ def read(places: Sequence[Path]) -> NodeHistory:
         for word in (EXCLUDE, TRUST, CLEARED):
             listed = _listed(place / word, problems)
             marks += [mark for path, whose in listed if (mark := _override(path, whose, word, place, problems))]
-    return NodeHistory(tuple(incidents), tuple(marks), tuple(problems))
+    more = [f"and {len(problems) - _SAID} problems more"] if len(problems) > _SAID else []
+    return NodeHistory(tuple(incidents), tuple(marks), (*problems[:_SAID], *more))
 
 
 def read_shared(place: Path) -> NodeHistory:
@@ -183,7 +186,7 @@ def _override(path: Path, whose: os.stat_result, word: str, place: Path, problem
         at = time_of(found)
         try:
             page = read_record(
-                OverridePage, path, limit=64_000, distrust=lambda opened: may_be_changed(whose, opened, path)
+                OverridePage, path, limit=_MARK, distrust=lambda opened: may_be_changed(whose, opened, path)
             )
         except ValueError:  # ``touch`` is enough; the contents, which others may have written, are not read
             page = None
@@ -243,7 +246,7 @@ def set_override(
 ) -> None:
     """Mark ``node`` as EXCLUDE, TRUST or CLEARED; an earlier mark there is gone. Raises OSError, NotTrusted."""
     with held(folder(place, word)) as here:
-        write_json(here / node, OverridePage(who, why, now, until))
+        write_json(here / node, OverridePage(who, why[:LONGEST], now, until))
     for other in {EXCLUDE, TRUST} - {word}:
         try:
             with held(place / other) as here:

@@ -8,6 +8,7 @@ import os
 import pwd
 import shutil
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -385,3 +386,33 @@ def test_nothing_of_another_journal_is_pruned_where_a_member_exchanges_the_folde
     assert sorted(os.listdir(other)) == before
     kept = sorted(os.listdir(journal.with_name("aside")))
     assert kept[0] == "00000005.json" and kept[-1] == "00000028.json", "the folder that was judged was worked in"
+
+
+@pytest.mark.threat(
+    "A member of a shared watch lays thousands of generations of 24 MB into the journal, which cost no room: one file with "
+    "many names, or files of zeros. Each look at the run's alerts would take minutes.",
+    "Their beginning says that they are none, and of all that other accounts have laid two are read at most.",
+)
+def test_thousands_of_large_generations_of_a_member_hold_no_look(shared: Path) -> None:
+    watch(shared, 0)
+    folder, names = shared / "watch" / "journal", range(100, 500)
+
+    def lay_them() -> None:
+        first = folder / "first"
+        first.write_bytes(b'{"format": 1, "more": [' + b"[]," * 7_000_000 + b'[]], "state": {}}\n')
+        for number in names[::2]:
+            os.link(first, folder / f"{number:08d}.json")
+        for number in names[1::2]:  # one that is whole up to its state
+            lay(folder, f"{number:08d}", generation("{}", number))
+            os.truncate(folder / f"{number:08d}.json", 23_000_000)
+
+    as_user(MEMBER, lay_them)
+
+    def look() -> list[str]:
+        journal, begun = journal_of(shared), time.process_time()
+        return [f"{len(journal.read().alerts)} {time.process_time() - begun < 2}", *journal.problems]
+
+    said: list[str] = as_user(OWNER, look)  # type: ignore[assignment]
+    assert said[0] == "1 True" and len(said) < 20, said
+    watch(shared, 5, well=True)
+    assert "RESOLVED" in told(shared)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
+import time
 import traceback
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -267,6 +268,32 @@ def test_a_list_of_nodes_that_is_shared_leads_to_no_file_of_ones_own(desk: Desk)
     assert {one.name: one.read_text() for one in private.iterdir()} == dict.fromkeys(
         ("thesis.tex", "node-1", "cron-ab12-x"), "precious"
     )
+
+
+@pytest.mark.threat(
+    "A member who may write a shared list of nodes lays tens of thousands of marks there that are slow to read, or say much: "
+    "each start, launch and look would take a minute more, and fill the log of the run.",
+    "A page of a mark has a few kB at most, an account is looked up once, and the first problems are told, the others counted.",
+)
+def test_thousands_of_marks_of_a_member_in_a_list_of_nodes_hold_nobody(desk: Desk) -> None:
+    marks, page = 9000, '{"who": [' + "[]," * 21000 + "[]]}"
+    for folder in (desk.shared, *(desk.shared / word for word in incidents.WORDS)):
+        folder.mkdir(exist_ok=True)
+        os.chown(folder, ADA.pw_uid, PROJECT)
+        folder.chmod(0o2775)
+
+    def fill() -> None:
+        one = desk.shared / incidents.EXCLUDE / "node-0"
+        one.write_text(page)
+        for number in range(marks):
+            os.link(one, desk.shared / incidents.TRUST / f"node-{number}")
+            os.close(os.open(desk.shared / incidents.CLEARED / f"-{number}", os.O_CREAT))
+
+    assert as_one(EVE, fill)
+    begun = time.process_time()
+    found = incidents.read([desk.shared])
+    assert time.process_time() - begun < 3.0, "a tenth of that, and ten times that before"
+    assert len(found.overrides) == marks + 1 and len(found.problems) < 100
 
 
 def forge(place: Path, group: int) -> None:
