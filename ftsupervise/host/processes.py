@@ -178,8 +178,8 @@ def environment(pid: int) -> dict[str, str]:
 
 
 def _is_ours(pid: int) -> bool:
-    """Return whether this account has started the process. Root reads the environments of all: there anybody writes the marks of
-    root's runs, also into that of a program which gets root's rights."""
+    """Return whether this account has started the process. Root reads the environments of all: there anybody writes the marks
+    of root's runs, also into that of a program which gets root's rights."""
     if os.geteuid() != 0:
         return True  # else it could not be read
     try:

@@ -27,7 +27,7 @@ from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.model import JobState
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ENV_GROUP, ENV_GROUP_JOB
 from ftsupervise.scheduler import LOCAL, USUAL_KILL_WAIT, ask_slurm_for_kill_wait, kind_of_job
-from ftsupervise.scheduler.parse import may_have_run, parse_shown_job, srun
+from ftsupervise.scheduler.parse import may_have_run, parse_shown_job, srun, state_and_start
 from ftsupervise.scheduler.slurm import is_answer
 
 # Silent nodes are found by a TCP connection to each slurmd, all at once: this takes a second, and Slurm takes SlurmdTimeout.
@@ -222,13 +222,9 @@ class Allocation:
 
         It knows for the few minutes in which it keeps an ended job.
         """
-        env = {**self._env, "SLURM_TIME_FORMAT": "%s"}
-        try:
-            done = bounded.run(["squeue", "-h", "-t", "all", "-j", job, "-o", "%T|%S"], timeout=_ASK, env=env)
-        except OSError:
-            return False
-        rows = (line.strip().partition("|") for line in done.stdout.splitlines())
-        return any(state in ("CANCELLED", "PREEMPTED") and may_have_run(start, began) for state, _, start in rows)
+        _, shown = self._ask("scontrol", "--oneliner", "show", "job", job, env={**self._env, "SLURM_TIME_FORMAT": "%s"})
+        state, start = state_and_start(shown)
+        return state in ("CANCELLED", "PREEMPTED") and _may_be_of(start, began)
 
     def of_others(self, attempts: Path) -> frozenset[str]:
         """Return steps with a living srun that were started beside the run. Such a step has an srun on this host without an
@@ -420,9 +416,9 @@ class Allocation:
         found = re.search(r"^SlurmdPort\s*=\s*(\d+)", self._config(), re.M)
         return int(found[1]) if found else DEFAULT_PORT
 
-    def _ask(self, *words: str, timeout: float = _ASK) -> tuple[int | None, str]:
+    def _ask(self, *words: str, timeout: float = _ASK, env: Mapping[str, str] | None = None) -> tuple[int | None, str]:
         try:
-            done = bounded.run(list(words), timeout=timeout, env=self._env)
+            done = bounded.run(list(words), timeout=timeout, env=self._env if env is None else env)
         except OSError:  # no Slurm commands here
             return None, ""
         return done.code, done.stdout

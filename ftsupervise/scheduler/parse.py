@@ -26,7 +26,7 @@ _NOTHING = {"", "N/A", "NONE", "None", "(null)", "Unknown", "n/a"}
 
 # A name, a comment and, since 25.11, the submitted command line are anybody's text; the name stands before what is looked for.
 _TEXT = re.compile(r" JobName=.*? UserId=| (?:SubmitLine|Comment|AdminComment)=.*")
-_SHOWN = re.compile(r"(?:^|\s)(JobId|ArrayJobId|ArrayTaskId|JobState|Requeue|BatchHost|NodeList)=(\S*)")
+_SHOWN = re.compile(r"(?:^|\s)(JobId|ArrayJobId|ArrayTaskId|JobState|StartTime|Requeue|BatchHost|NodeList)=(\S*)")
 
 
 class SqueueFormat(NamedTuple):
@@ -354,11 +354,21 @@ class ShownJob(NamedTuple):
 def parse_shown_job(text: str, job: str) -> ShownJob | None:
     """Parse the output of ``scontrol --oneliner show job``; None when ``job`` is not in it."""
     for line in text.splitlines():
-        fields = dict(reversed(_SHOWN.findall(_TEXT.sub(" ", line))))
+        fields = _shown(line)
         if fields.get("JobId") == job:
             array, task = fields.get("ArrayJobId", ""), fields.get("ArrayTaskId", "")
             return ShownJob(f"{array}_{task}" if array else job, _headless(fields), fields.get("Requeue") == "1")
     return None
+
+
+def state_and_start(text: str) -> tuple[str, str]:
+    """Return the state and the start of the first job that ``scontrol --oneliner show job`` shows; "" where it shows none."""
+    fields = _shown(text.partition("\n")[0])
+    return fields.get("JobState", ""), fields.get("StartTime", "")
+
+
+def _shown(line: str) -> dict[str, str]:
+    return dict(reversed(_SHOWN.findall(_TEXT.sub(" ", line))))
 
 
 def _headless(fields: Mapping[str, str]) -> bool | None:

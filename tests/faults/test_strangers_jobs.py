@@ -64,9 +64,11 @@ def test_a_run_of_somebody_else_keeps_no_job_of_ours_from_a_node(tmp_path: Path,
 
 BEGAN = datetime.now(timezone.utc) - timedelta(hours=1)
 SLURM_SAYS = """#!/bin/sh
-echo "$0 $*" | grep -q 'sacct' && { echo '88|%(start)s|CANCELLED by 65534'; exit; }
-echo "$0 $*" | grep -q 'scontrol' && { echo 'JobId=88 JobName=x UserId=nobody(65534) JobState=CANCELLED'; exit; }
-echo "$*" | grep -q -- '-t all' && { echo 'CANCELLED|%(start)s'; exit; }
+case "$0 $*" in
+  *sacct*JobID,State*) echo '88|CANCELLED by 65534'; exit;;
+  *sacct*JobID,Start*) echo '88|%(start)s'; exit;;
+  *scontrol*) echo 'JobId=88 JobName=JobState=FAILED UserId=nobody(65534) JobState=CANCELLED StartTime=%(start)s'; exit;;
+esac
 echo "%(waits)s"
 """
 

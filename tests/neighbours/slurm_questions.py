@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.errors import Error, SchedulerUnavailable, SubmitRejected
 from ftsupervise.model import Job, JobState
 from ftsupervise.scheduler import ask_slurm_about_the_job
-from ftsupervise.scheduler.accounting import JobEnded, how_they_ended
+from ftsupervise.scheduler.accounting import how_they_ended
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.cluster import AccountLimit, PartitionLimits
 from ftsupervise.scheduler.parse import NodeInventory
@@ -17,6 +18,7 @@ from ftsupervise.scheduler.slurm import Slurm
 from tests.neighbours.recorded_slurm import USER, Scene
 
 Env = Mapping[str, str]
+NOW = datetime.now(timezone.utc)
 ACCOUNTING = "accounting: "  # what begins so is asked only where there is one
 
 
@@ -142,8 +144,8 @@ QUESTIONS = (
     Question("the state of a job that runs", lambda env: _inside(env).state_of("5"), "RUNNING"),
     Question("the state of a job that has ended", lambda env: _inside(env).state_of("2"), ""),
     Question("the state of no job", lambda env: _inside(env).state_of("999"), ""),
-    Question("that it was cancelled", lambda env: _inside(env).was_cancelled("3"), True),
-    Question("that it was not cancelled", lambda env: _inside(env).was_cancelled("2"), False),
+    Question("that it was cancelled", lambda env: _inside(env).was_cancelled("3", NOW), True),
+    Question("that it was not cancelled", lambda env: _inside(env).was_cancelled("2", NOW), False),
     Question("the time between SIGTERM and SIGKILL", lambda env: _inside(env).kill_wait(), 2.0),
     Question("that it is not begun again", lambda env: _inside(env).begins_again(), None),
     Question(
@@ -153,11 +155,11 @@ QUESTIONS = (
     ),
     Question(
         ACCOUNTING + "how jobs have ended",
-        lambda env: how_they_ended(["1", "2", "3", "4_1"], env),
+        lambda env: {job: end[:2] for job, end in (how_they_ended(["1", "2", "3", "4_1"], env) or {}).items()},
         {
-            "1": JobEnded(JobState.COMPLETED),
-            "2": JobEnded(JobState.FAILED),
-            "3": JobEnded(JobState.CANCELLED, USER),
+            "1": (JobState.COMPLETED, ""),
+            "2": (JobState.FAILED, ""),
+            "3": (JobState.CANCELLED, USER),
         },
     ),
     Question(ACCOUNTING + "the limits of the account", lambda env: Slurm(env).limits(), LIMITS),
