@@ -18,7 +18,6 @@ from ftsupervise.scheduler.slurm import Slurm
 from tests.neighbours.recorded_slurm import USER, Scene
 
 Env = Mapping[str, str]
-NOW = datetime.now(timezone.utc)
 ACCOUNTING = "accounting: "  # what begins so is asked only where there is one
 
 
@@ -144,8 +143,10 @@ QUESTIONS = (
     Question("the state of a job that runs", lambda env: _inside(env).state_of("5"), "RUNNING"),
     Question("the state of a job that has ended", lambda env: _inside(env).state_of("2"), ""),
     Question("the state of no job", lambda env: _inside(env).state_of("999"), ""),
-    Question("that it was cancelled", lambda env: _inside(env).was_cancelled("3", NOW), True),
-    Question("that it was not cancelled", lambda env: _inside(env).was_cancelled("2", NOW), False),
+    Question("that it was cancelled", lambda env: _inside(env).was_cancelled("3", datetime.now(timezone.utc)), True),
+    Question(
+        "that it was not cancelled", lambda env: _inside(env).was_cancelled("2", datetime.now(timezone.utc)), False
+    ),
     Question("the time between SIGTERM and SIGKILL", lambda env: _inside(env).kill_wait(), 2.0),
     Question("that it is not begun again", lambda env: _inside(env).begins_again(), None),
     Question(
