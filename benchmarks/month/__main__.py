@@ -136,12 +136,14 @@ def collect(world: faults.World, keep: Path, stop: threading.Event) -> None:
 def _act_as_told(world: faults.World, item: dict[str, Any], keep: Path) -> None:
     """Type what an alert says that is to be done, where that is a command: whoever gets it knows no more than it says."""
     one = next((one for one in world.people if one.run == item["run"]), None)
-    command = item["do"].removeprefix("find out why it ended, then: ")  # as when a killed controller has lost the job
-    if one is not None and item["reason"] == "fired" and command.startswith("ftsupervise launch "):
+    _, launch, rest = item["do"].partition(
+        "ftsupervise launch "
+    )  # behind words, where a killed controller has lost the job
+    command = launch + rest
+    if one is not None and item["reason"] == "fired" and launch:
         # eight jobs are used up in 48 minutes without a fault, and sooner with some
-        if command.startswith("ftsupervise launch --after ") and world.until(
-            lambda: not any(" PENDING" in line for line in one.queue()), 2
-        ):
+        used_up = lambda: not any(" PENDING" in line for line in one.queue())  # noqa: E731
+        if rest.startswith("--after ") and world.until(used_up, 2):
             world.used_up.add(item["dedup_key"])
         done = one.shell(shlex.split(command))
         with (keep / "log.txt").open("a") as file:

@@ -174,10 +174,8 @@ def clear_older(checkpoint: Path, age: float) -> None:
         os.close(fd)
         os.unlink(path)
     for here, _, names in files.walk(checkpoint):
-        with (
-            suppress(FileNotFoundError),
-            held_to_write(here) as folder,
-        ):  # others may have put a link in its place meanwhile
+        # others may have put a link in its place meanwhile, or removed it
+        with suppress(FileNotFoundError), held_to_write(here) as folder:
             for name in names:
                 with suppress(FileNotFoundError):
                     if os.lstat(folder / name).st_ctime < since:

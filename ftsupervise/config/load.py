@@ -336,7 +336,9 @@ def sentences(
     found = _without_misspelled(found, document, known)
     speaking = [f for f in _chosen(found) if not any(f.path[: len(path)] == path for path in told)]
     places = [document.places.get(one.path) for one in unsaid]
-    more = [Problem(place.file, place.line, place.column, (), "is wrong too") for place in places if place is not None]
+    more = [
+        Problem(place.file, place.line, place.column, (), "this is wrong too") for place in places if place is not None
+    ]
     return [_problem(finding, document, known) for finding in speaking] + more
 
 

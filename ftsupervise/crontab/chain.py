@@ -356,9 +356,7 @@ def follow(run: EntryRun, queue: tuple[Job, ...] | None, jobs: Scheduler, now: d
         return
     except Error:
         job = None
-    if (
-        job is not None and job.comment != run.start.job_comment
-    ):  # its number was given out again, perhaps to a stranger
+    if job is not None and job.comment != run.start.job_comment:  # another job has got its number since
         job = None
     if job is not None and not job.state.ended:
         return

@@ -163,7 +163,7 @@ def _exchanged(settings: Run, workdir: Path, told: str) -> list[str]:
     places = {
         "other checkpoints": settings.checkpoints.path,
         "another list of nodes": settings.nodes.directory,
-        "other code": workdir / "code",
+        "other code": workdir / "code",  # any file in it
     }
     for what, path in places.items():
         if path is not None and (why := open_above(path)) and why not in told:
