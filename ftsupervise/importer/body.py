@@ -11,9 +11,11 @@ but what ``_DROPPED`` knows, and each line of it is told.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import pairwise
 
 from ftsupervise.errors import Untranslatable
 from ftsupervise.importer.sbatch import Script
@@ -22,6 +24,7 @@ from ftsupervise.launch.script import PURGES
 from ftsupervise.launch.shell_code import Kind, Simple, understand
 from ftsupervise.scheduler.parse import is_srun, srun_options
 from ftsupervise.secrecy import assigned, by_name, kind
+from ftsupervise.units import signal_name
 
 # Commands that prepare, look or tell: none of them is the training.
 _LIGHT = frozenset(
@@ -55,9 +58,9 @@ _KNOWN_TO_SHELL = frozenset(
     ("source", ".", "eval", "module", "ml", "conda", "mamba", "micromamba", "spack", "set", "shopt", "alias")
 )
 _SHELLS = frozenset(("bash", "sh", "dash"))
-_SIGNALS = frozenset(
-    ("USR1", "USR2", "TERM", "INT", "HUP", "CONT", "EXIT", "QUIT", "ERR", "0", "10", "12", "15", "2", "1")
-)
+_SIGNALS = frozenset(("USR1", "USR2", "TERM", "INT", "HUP", "CONT", "EXIT", "QUIT", "ERR", "0"))
+_NUMBERED = frozenset(one.value for one in signal.Signals)
+_CAN_BE_CAUGHT = frozenset(one.name.removeprefix("SIG") for one in signal.Signals) - {"KILL", "STOP", "CONT"}
 _POSITIONAL = re.compile(r"\$(?:[1-9@*#]|\{[1-9@*#][^}]*\})")
 _OWN_PATH = re.compile(r"\$(?:0\b|\{0\b|\{?BASH_SOURCE\b)")
 _OWN_PATH_ALONE = re.compile(r"\$(?:0(?![0-9])|\{0\}|BASH_SOURCE\b|\{BASH_SOURCE(?:\[0\])?\})")
@@ -90,6 +93,16 @@ class Remark:
 
 
 @dataclass(frozen=True)
+class Relay:
+    """A handler that was left out, and gave the program another signal than the shell had: names as "USR1"."""
+
+    line: int  # of the trap
+    text: str
+    caught: frozenset[str]
+    sent: str
+
+
+@dataclass(frozen=True)
 class Body:
     """``command``: the code of ``launch.command``; "" for SCRIPT. ``setup``: the lines before it."""
 
@@ -102,6 +115,7 @@ class Body:
     take_along: tuple[str, ...] = ()
     told: tuple[Remark, ...] = ()
     why: str = ""  # of SCRIPT: why it was not taken apart
+    relays: tuple[Relay, ...] = ()
 
 
 class _Whole(Exception):
@@ -193,6 +207,7 @@ class _Apart:
         self._all = statements(script.body)
         self._told: list[Remark] = []
         self._out: set[int] = set()  # statements that are left out
+        self._relays: list[Relay] = []
 
     def _line(self, at: int) -> int:
         return self._script.body_line + at
@@ -254,7 +269,7 @@ class _Apart:
         code = _with_path(code, self._own)
         if _again(code, self._own) is not None:
             raise _Whole("it stands in code that is not understood here")
-        return Body(BodyKind.ONCE, code, lines, told=tuple(sorted(self._told, key=lambda one: one.first)), why=why)
+        return Body(BodyKind.ONCE, code, lines, told=self._remarks(), why=why, relays=tuple(self._relays))
 
     def _starts(self) -> list[int]:
         """Return the statements that start a program which may be the training, functions of the script that do so included."""
@@ -297,19 +312,23 @@ class _Apart:
                 continue
             words = [word for word in part.words[1:] if word != "--"]
             handler = words[0].strip("'\"") if words else ""
-            signals = {word.upper().removeprefix("SIG") for word in words[1:]}
+            signals = {_signal(word) for word in words[1:]}
             if len(words) < 2 or not signals <= _SIGNALS:
                 raise _Whole(f"line {self._line(one.first)}: {_shown(one.text)}")
             called = _calls(handler, functions)
             if handler not in ("", "-") and called is None:
                 raise _Whole(f"line {self._line(one.first)}: the trap does work of its own")
+            sent = _relayed(handler)
             for name in called or ():
                 body = self._all[functions[name]]
+                sent = sent or _relayed(body.text)
                 if not _all_dropped(body.simples()):
                     raise _Whole(f"line {self._line(body.first)}: {name}, which answers a signal, does work of its own")
                 if functions[name] not in self._out:
                     self._leave_out(functions[name], f"not needed: {_warns(body.text)}")
             self._leave_out(index, f"not needed: {_warns(one.text)}")
+            if sent and sent not in signals:
+                self._relays.append(Relay(self._line(one.first), _shown(one.text), frozenset(signals), sent))
         gone = {self._all[index].defines for index in self._out} - {""}
         for index, one in enumerate(self._all):
             calls = {_program(simple)[0] for simple in one.simples()} & gone
@@ -436,11 +455,10 @@ class _Apart:
                 raise _Whole("it holds control characters")
         if _OWN_PATH.search(made.setup + made.command):
             raise _Whole("it asks for its own path ($0, BASH_SOURCE)")
-        told = [*self._told]
-        return Body(
-            made.form, made.command, made.command_lines, made.setup, made.modules, made.env, made.take_along,
-            tuple(sorted(told, key=lambda one: one.first)),
-        )  # fmt: skip
+        return replace(made, told=self._remarks(), relays=tuple(self._relays))
+
+    def _remarks(self) -> tuple[Remark, ...]:
+        return tuple(sorted(self._told, key=lambda one: one.first))
 
     def _own_lines(self) -> list[str]:
         """Return the lines that do what the first line of the script asks of its shell."""
@@ -765,6 +783,33 @@ def _all_dropped(simples: Sequence[Simple]) -> bool:
             continue
         return False
     return True
+
+
+def _signal(word: str) -> str:
+    """Return "USR1" of "SIGUSR1", "usr1" and "10"; the word itself where it is no signal."""
+    word = word.upper().removeprefix("SIG")
+    return signal_name(int(word)).removeprefix("SIG") if word.isdigit() and int(word) in _NUMBERED else word
+
+
+def _relayed(code: str) -> str:
+    """Return the signal that a handler gives to another process first, as "INT"; "" where it gives none that can be caught."""
+    for simple in (simple for one in statements(code) for simple in one.simples()):
+        program, *words = _program(simple)
+        if program in ("kill", "scancel") and "$$" not in words:
+            sent = _signal(_signal_option(words) or ("TERM" if program == "kill" else ""))
+            if sent in _CAN_BE_CAUGHT:
+                return sent
+    return ""
+
+
+def _signal_option(words: Sequence[str]) -> str:
+    """Return the signal in the options of kill or scancel: -s INT, -sINT, --signal=INT, -INT, -2."""
+    for word, after in pairwise([*words, ""]):
+        if word in ("-s", "-n", "--signal"):
+            return after
+        if found := re.fullmatch(r"(?:--signal=|-s|-)(\w+)", word):
+            return found[1]
+    return ""
 
 
 def _calls(code: str, functions: Collection[str]) -> tuple[str, ...] | None:

@@ -13,7 +13,7 @@ from typing import Any
 from ftsupervise.config.sweep import MOST
 from ftsupervise.errors import Untranslatable
 from ftsupervise.hostlist import expand_hostlist
-from ftsupervise.importer.body import Body, BodyKind, read_body
+from ftsupervise.importer.body import Body, BodyKind, Relay, read_body
 from ftsupervise.importer.sbatch import Option, Script
 from ftsupervise.launch.doubts import job_numbers
 from ftsupervise.launch.script import PURGES
@@ -410,6 +410,7 @@ class _Drafting:
     def _body(self, body: Body) -> None:
         for told in body.told:
             self.rows.append(Row(_lines(told.first, told.last), told.text, told.words, told.decide))
+        self._relayed(body.relays)
         first = (
             [f"cd {shlex.quote(self.folder or self.source.folder)} || exit"] if self.folder or self.source.moved else []
         )
@@ -448,6 +449,23 @@ class _Drafting:
         if again:
             words += "; the loop starts it again by itself: without the loop ftsupervise does, and tells people"
         self.rows.append(Row(lines, _cut(shown), words, decide=again))
+
+    def _relayed(self, relays: tuple[Relay, ...]) -> None:
+        """Have the warning come as what the program got of it: that is what it answers."""
+        warning = str(self.launch.get("signal", ("", ""))[0])
+        for one in relays:
+            words = []
+            if not warning or warning in one.caught:
+                self.launch["signal"] = (one.sent, "as your handler passed it on")
+                words.append(f"the warning comes as SIG{one.sent} (launch.signal), which this gave your program")
+            if ends := "TERM" in one.caught:
+                words.append(
+                    f"at scancel and a preemption it gets SIGTERM itself, not SIG{one.sent}: does it save then?"
+                )
+            if words:
+                line = str(one.line)
+                self.rows = [row for row in self.rows if (row.lines, row.text) != (line, one.text)]
+                self.rows.append(Row(line, one.text, f"not needed: {'; '.join(words)}", decide=ends))
 
     def _what_is_left(self, body: Body) -> None:
         """Say of a script that is one command where it went: all lines but those that are told."""

@@ -339,7 +339,7 @@ class RunningCommand:
         asked = "the command is asked to save and stop"
         if self.now.unheard is not None and self.now.unheard.waits:
             asked = "a rank that does not catch it yet is waited for, because srun would kill it"
-        elif not self.now.heard and number not in STOP:
+        elif not self.now.heard:
             asked = "nothing in the command catches it, so nothing is sent: it trains on to the end of the job"
         self.say(f"{signal_name(number)}: the job ends soon; {asked}")
         self._write_the_warning(_at(number), number)
@@ -403,7 +403,13 @@ class RunningCommand:
             wait = max(0.0, min([_STARTS, *(one / 4 for one in left)]))
             self._warn(OpenWarning(number, now + wait, now + _LOOK))
             return
-        processes.send(self._handlers(number), number)
+        takers = self._handlers(number)
+        if number == self.asked.options.warning:  # where it is the end itself, Slurm signals the others
+            sruns = processes.sruns(self._ours())
+            if not processes.is_heard([*takers, *sruns], number, self._ranks_elsewhere()):
+                return
+            self.now = self.now._replace(heard=True)
+        processes.send(takers, number)
         self._hand_on(number)
 
     def _hand_on(self, number: int) -> None:

@@ -29,7 +29,7 @@ rank = os.environ["SLURM_PROCID"]
 def note(number, _):
     with (here / f"heard-{rank}").open("a") as file:
         file.write(signal.Signals(number).name + " ")
-for name in ("USR1", "USR2", "TERM", "ALRM"):
+for name in ("USR1", "USR2", "TERM", "ALRM", "INT"):
     signal.signal(getattr(signal, f"SIG{name}"), note)
 (here / f"up-{rank}").touch()
 while not (here / "go").exists():
@@ -70,10 +70,11 @@ def log(here: Scene) -> str:
     "the one that was over",
     "nothing: it is the usual end of a member",
 )
-@pytest.mark.parametrize("name", ["USR2", "TERM", "ALRM"])
+@pytest.mark.parametrize("name", ["USR2", "TERM", "ALRM", "INT"])
 def test_whichever_signal_announces_the_end_reaches_every_rank_and_leaves_it_the_time_to_save(
     here: Scene, name: str, until: Until
 ) -> None:
+    """It leaves with 0, and no guard says that it has finished: the warning says why it has left."""
     (here.folder / "rank.py").write_text(RANK)
     job = here.launch(f"{sys.executable} rank.py {here.folder}", signal=name, warn="10m", time="1h", jobs=1)
     until(lambda: all((here.folder / f"up-{rank}").exists() for rank in "01"), "the ranks", 60)
@@ -84,6 +85,7 @@ def test_whichever_signal_announces_the_end_reaches_every_rank_and_leaves_it_the
     (here.folder / "go").touch()
     until(lambda: here.attempts()[0].ended, "the end", 60)
     assert (here.attempts()[0].exit_code, here.attempts()[0].stop_signal) == (0, 0)
+    until(lambda: "the job ends soon: the next member, if any, takes over" in log(here), "what is done about it")
 
 
 # As Lightning and submitit do: at the warning it puts its own job back into the queue, where that may be.
@@ -153,6 +155,19 @@ def test_a_rank_that_never_catches_the_warning_is_left_out_of_it(here: Scene, un
     warn(here, job, "USR2")
     until(lambda: heard(here) == ["SIGUSR2 ", ""], "the announcement at the one that hears it", 30)
     assert ranks_on(here) == {"0", "1"}, "and the other one lives"
+    (here.folder / "go").touch()
+    until(lambda: here.attempts()[0].ended, "the end", 60)
+    assert here.attempts()[0].exit_code == 0
+
+
+def test_a_warning_by_sigterm_does_not_end_ranks_that_do_not_catch_it(here: Scene, until: Until) -> None:
+    """Ten minutes before the limit, and unsaved. They train on, as with any other signal."""
+    (here.folder / "rank.py").write_text(RANK.replace('"TERM", ', ""))
+    job = here.launch(f"{sys.executable} rank.py {here.folder}", signal="TERM", warn="10m", time="1h", jobs=1)
+    until(lambda: all((here.folder / f"up-{rank}").exists() for rank in "01"), "the ranks", 60)
+    warn(here, job, "TERM")
+    until(lambda: "nothing in the command catches it" in log(here), "what the supervisor says", 30)
+    assert ranks_on(here) == {"0", "1"}
     (here.folder / "go").touch()
     until(lambda: here.attempts()[0].ended, "the end", 60)
     assert here.attempts()[0].exit_code == 0

@@ -40,7 +40,7 @@ LEFT_OUT = {
     "requeue",
     "wait",
 }
-CHANGED = {"array", "chdir", "comment", "error", "job-name", "open-mode", "output"}
+CHANGED = {"array", "chdir", "comment", "error", "job-name", "open-mode", "output", "signal"}
 ADDED = {"array", "chdir", "comment", "job-name", "no-requeue", "nodes", "open-mode", "output", "signal"}
 
 
@@ -109,6 +109,33 @@ def test_no_line_is_lost_in_silence(script: Path) -> None:
     for number, line in enumerate(text.splitlines(), 1):
         if number > 1 and line.strip() and (not line.startswith("#") or number in {o.line for o in read.options}):
             assert number in told, (number, line)
+
+
+@pytest.mark.parametrize(
+    ("handler", "caught", "signal", "asks"),
+    [
+        ("kill -INT $PID; wait $PID", "USR1", "INT", False),
+        ("kill -s SIGTERM $PID", "10", "TERM", False),
+        ("kill $PID", "SIGUSR1 USR2", "TERM", False),
+        ("kill -0 $PID; scancel -sINT $SLURM_JOB_ID", "USR1", "INT", False),
+        ("kill -2 $PID", "TERM USR1", "INT", True),
+        ("kill -INT $PID", "TERM", "USR1", True),
+        ("kill -USR1 $PID", "USR1", "USR1", False),
+        ("kill -9 $PID; scancel $OTHER; kill $$", "USR1", "USR1", False),
+    ],
+)
+def test_the_warning_comes_as_what_a_handler_gave_the_program(
+    handler: str, caught: str, signal: str, asks: bool
+) -> None:
+    """``asks``: a cancel reaches the program as another signal than before, and nobody but its owner knows if it answers."""
+    text = (
+        f"#!/bin/bash\n#SBATCH --signal=B:USR1@240\ntrap '{handler}' {caught}\npython train.py &\nPID=$!\nwait $PID\n"
+    )
+    made = draft(read_script(text), ScriptSource("/home/ada/project"))
+    assert made.launch["signal"][0] == signal
+    (row,) = [row for row in made.rows if row.lines == "3"]
+    assert row.decide == asks
+    assert ("launch.signal" in row.words, "SIGTERM itself" in row.words) == (signal != "USR1", asks)
 
 
 def test_no_secret_stands_in_the_settings_or_in_the_table() -> None:
