@@ -153,7 +153,8 @@ class Cause(NamedTuple):
     @property
     def orderly(self) -> bool:
         """Return whether the end was asked for, and the loop left in order: no one needs to be woken."""
-        return self.then is None and (self.kind in _ORDERLY or (self.kind is CauseKind.EXIT and self.code == 0))
+        left = self.then is None or self.then.orderly
+        return left and (self.kind in _ORDERLY or (self.kind is CauseKind.EXIT and self.code == 0))
 
     def words(self) -> str:
         """Return the words for people: "rank 1 on node-1 killed by SIGKILL (exit 137)". They hold one exit code, that of

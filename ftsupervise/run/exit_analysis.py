@@ -231,7 +231,7 @@ def after_the_warning(why: Cause) -> Cause:
     """Return the cause of an end after Slurm's warning was caught in the command, where ``why`` is all that is known of it."""
     if why.kind is CauseKind.REQUEUED:
         return why._replace(text=_BY_ITSELF)
-    return Cause(CauseKind.WARNING, then=why) if why.kind is CauseKind.EXIT and why.code else why
+    return Cause(CauseKind.WARNING, then=why) if why.kind is CauseKind.EXIT else why
 
 
 def with_lost_nodes(ended: Attempt, lost: Mapping[str, str]) -> Attempt:

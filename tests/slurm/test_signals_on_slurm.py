@@ -85,6 +85,7 @@ def test_whichever_signal_announces_the_end_reaches_every_rank_and_leaves_it_the
     (here.folder / "go").touch()
     until(lambda: here.attempts()[0].ended, "the end", 60)
     assert (here.attempts()[0].exit_code, here.attempts()[0].stop_signal) == (0, 0)
+    assert here.attempts()[0].words == "warning signal, then exit 0"
     until(lambda: "the job ends soon: the next member, if any, takes over" in log(here), "what is done about it")
 
 

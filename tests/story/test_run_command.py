@@ -337,6 +337,9 @@ def test_a_command_that_leaves_because_it_was_warned_is_not_finished(run: Superv
     one.until_said("ready")
     one.send_signal(signal.SIGUSR1)
     assert one.wait(30) == 0 and not run.rundir.has_finished()
+    first = run.attempts()[0]
+    assert (first.words, first.failure) == ("warning signal, then exit 0", None)
+    assert first.cause is not None and first.cause.orderly
 
 
 def test_a_command_that_the_warning_lets_leave_with_an_exit_code_of_its_own_is_told_with_both(
