@@ -132,7 +132,8 @@ def _failed(found: RunDetail, run: str) -> Iterator[str]:
     if last and last[0].has_failed and (found.log is not None or _has_evidence(found, last[0].number)):
         yield f"ftsupervise diagnose {run}   (what failed first, whose it was, and what to try)"
     elif found.row.braked and found.log is not None:
-        yield f"ftsupervise logs {run} --errors   (what failed)"
+        look = f"ftsupervise logs {run}"
+        yield f"{look}   (what its last job wrote)" if found.row.asks else f"{look} --errors   (what failed)"
 
 
 def _has_evidence(found: RunDetail, attempt: int) -> bool:

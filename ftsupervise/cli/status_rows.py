@@ -181,7 +181,7 @@ _DO = {
     "SILENT": ("what its job wrote last", "logs {run}"),
     "SLOW": ("since when, and on which nodes", "status {run}"),
     "GONE": ("what its last job wrote", "logs {run}"),
-    "STOPPED": ("what failed", "logs {run} --errors"),
+    "STOPPED": ("what its last job wrote", "logs {run}"),  # by a switch, or it left with 0
     "WAITING": ("where its time went", "status {run}"),
     "UNKNOWN": ("why it cannot be seen", "status {run}"),
 }
@@ -190,7 +190,7 @@ _NO_LOG = {
     "GONE": ("what is known of its last job", "status {run}"),
     "STALLED": ("what it waits for", "status {run}"),
     "SILENT": ("since when", "status {run}"),
-    "STOPPED": ("what failed", "status {run}"),
+    "STOPPED": ("why", "status {run}"),
 }
 
 

@@ -181,7 +181,9 @@ def test_those_that_need_a_look_stand_first_and_the_lines_below_say_what_to_type
         "  ftsupervise status waits             WAITING: where its time went",
     ]
     silent = advice((braked,), 80, has_log=lambda row: False)
-    assert silent[2] == "  ftsupervise status 'my run'          STOPPED: what failed"
+    assert silent[2] == "  ftsupervise status 'my run'          STOPPED: why"
+    left = advice((braked._replace(why="by the brake: it left with 0", asks=True),), 80)
+    assert left[2] == "  ftsupervise logs 'my run'               STOPPED: what its last job wrote", "nothing failed"
     many = advice([hung._replace(name=f"run-{n}") for n in range(7)], 80)
     assert many[1] == "7 runs need a look, these first:"
     assert many[-2:] == [
