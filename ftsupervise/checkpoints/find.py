@@ -65,15 +65,19 @@ def unfinished(name: str) -> bool:
     return any(low.endswith(mark) for mark in _UNFINISHED)
 
 
-def checkpoints_in(folder: Path, *, pattern: str = "*", run: Lineage | None = None) -> tuple[Found, ...]:
+def checkpoints_in(
+    folder: Path, *, pattern: str = "*", run: Lineage | None = None, accounts: Collection[int] = ()
+) -> tuple[Found, ...]:
     """Return the checkpoints in ``folder``, newest first; () where there is no such folder.
 
     Every folder counts whose name matches and does not say that it is unfinished, and every file of a checkpoint's
-    kind. ``run``: without those of other runs that it has not taken over. Raises OSError where the folder cannot be read.
+    kind. ``run``: without those of other runs that it has not taken over. ``accounts``: they are trusted too. Raises OSError where
+    the folder cannot be read.
     """
     try:
         found = [
-            _found(Path(folder, entry.name), facts, trusted) for entry, facts, trusted in _entries(folder, pattern)
+            _found(Path(folder, entry.name), facts, trusted)
+            for entry, facts, trusted in _entries(folder, pattern, accounts)
         ]
     except FileNotFoundError:
         return ()
@@ -114,7 +118,9 @@ def others_refused(folder: Path, others: Sequence[ManifestHead], rundir: RunDir)
     )
 
 
-def _entries(folder: Path, pattern: str) -> Iterator[tuple[os.DirEntry[str], os.stat_result, bool]]:
+def _entries(
+    folder: Path, pattern: str, accounts: Collection[int] = ()
+) -> Iterator[tuple[os.DirEntry[str], os.stat_result, bool]]:
     """Yield those of trusted accounts (True), and the first ones of others, who may fill a folder where everybody may write."""
     left = {True: _MOST, False: _MOST_OF_OTHERS}  # whether they are trusted
     known: dict[int, bool] = {}
@@ -131,7 +137,7 @@ def _entries(folder: Path, pattern: str) -> Iterator[tuple[os.DirEntry[str], os.
             if not stat.S_ISDIR(facts.st_mode) and not a_file:
                 continue
             if facts.st_uid not in known:
-                known[facts.st_uid] = not stranger(above, facts)
+                known[facts.st_uid] = not stranger(above, facts, accounts)
             trusted = known[facts.st_uid]
             left[trusted] -= 1
             if trusted and left[trusted] < 0:
@@ -166,13 +172,15 @@ def choose(
     *,
     pattern: str = "*",
     without: Collection[str] = (),
+    oldest: bool = False,
 ) -> Choice:
-    """Return the newest checkpoint that passes verification, and the verdicts on the newer ones that did not.
+    """Return the newest checkpoint that passes verification, and the verdicts on the newer ones that did not; ``oldest``: the
+    oldest, and the older ones.
 
     Those called ``without`` are left out. Raises OSError where the folder cannot be read; also where no good one was
     found and one of them could not be read, for to begin anew because a file server stumbled would cost all steps.
     """
-    seen = look_back(folder, scope, pattern=pattern, without=without)
+    seen = look_back(folder, scope, pattern=pattern, without=without, oldest=oldest)
     good = seen[-1] if seen and seen[-1].good else None
     passed = seen[:-1] if good is not None else seen
     if good is not None:
@@ -189,14 +197,16 @@ def look_back(
     *,
     pattern: str = "*",
     without: Collection[str] = (),
+    oldest: bool = False,
 ) -> tuple[Verdict, ...]:
-    """Return the verdicts from the newest checkpoint back to the first good one; one that was removed meanwhile is left
-    out.
+    """Return the verdicts from the newest checkpoint back to the first good one, or from the ``oldest`` on; one that was
+    removed meanwhile is left out.
 
     Raises OSError where the folder cannot be read.
     """
     seen: list[Verdict] = []
-    for found in checkpoints_in(folder, pattern=pattern):
+    every = checkpoints_in(folder, pattern=pattern, accounts=scope.accounts)
+    for found in reversed(every) if oldest else every:
         if found.path.name in without:
             continue
         verdict = verify(found.path, scope)

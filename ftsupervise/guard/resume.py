@@ -59,19 +59,17 @@ class WayBack(NamedTuple):
     )
 
 
-def way_back(
-    place: RankContext, pick: Callable[[Collection[str]], Choice], run: Lineage | None, voice: Voice
-) -> WayBack | None:
+def way_back(place: RankContext, pick: Callable[..., Choice], scope: Scope, voice: Voice) -> WayBack | None:
     """Return the way back; None where there was no trouble with the loss, or the ledger cannot be read.
 
-    ``pick``: the newest good one without those of these names. Raises OSError as ``choose`` does.
+    ``pick``: the newest good one without those of these names, or the ``oldest``. Raises OSError as ``choose`` does.
     """
     try:
         found = go_back(_before(place), place.loss_back)
     except OSError as error:
         voice.once(f"cannot read the ledger ({error.strerror}): it is not known whether the loss diverged before")
         return None
-    return None if found is None else _choose(place, pick, run, found)
+    return None if found is None else _choose(place, pick, scope, found)
 
 
 def first_loss(place: RankContext) -> float | None:
@@ -95,22 +93,18 @@ def _before(place: RankContext) -> Iterator[Attempt]:
     return ledger.backwards(place.rundir, place.attempt)
 
 
-def _choose(
-    place: RankContext, pick: Callable[[Collection[str]], Choice], run: Lineage | None, found: GoBack
-) -> WayBack:
+def _choose(place: RankContext, pick: Callable[..., Choice], scope: Scope, found: GoBack) -> WayBack:
     """Return the newest that is old enough; else the oldest.
 
-    From the beginning only where that is near, or there is none at all.
+    From the beginning only where that is near, or there is none at all. What strangers lay beside them counts for neither.
     """
-    there = checkpoints_in(place.checkpoints, run=run)
-    choice = pick(_names(there, found.newest))
+    every = checkpoints_in(place.checkpoints, run=scope.run, accounts=scope.accounts)
+    there = tuple(one for one in every if one.trusted) or every  # none is where everybody may write, whoever made them
+    choice = pick(_names(every, found.newest))
     older = [one for one in there if one.step is not None and one.step < found.before]
     near = found.before <= max(place.loss_back, 1)
-    if choice.verdict is None:
-        for one in reversed(older or ([] if near else there)):
-            choice = pick([other.path.name for other in there if other is not one])
-            if choice.verdict is not None:
-                break
+    if choice.verdict is None and (left := older or ([] if near else there)):
+        choice = pick({one.path.name for one in every}.difference(one.path.name for one in left), oldest=True)
     step = choice.verdict.step if choice.verdict is not None else None
     begins = found.newest if choice.verdict is None else step or 0
     aside = tuple(one for one in there if one.step is not None and one.step > begins)
@@ -190,10 +184,10 @@ def latest(
     scope = _scope(place, world, voice, wanted)
     foreign: list[Verdict] = []
 
-    def pick(without: Collection[str]) -> Choice:
-        return _pick(place, scope, wanted, without, foreign)
+    def pick(without: Collection[str], oldest: bool = False) -> Choice:
+        return _pick(place, scope, wanted, without, foreign, oldest=oldest)
 
-    back = None if begun else way_back(place, pick, scope.run, voice)
+    back = None if begun else way_back(place, pick, scope, voice)
     unread_here = back is not None and back.choice.verdict is None and bool(foreign)  # latest() will be asked for those
     if back is not None and _only_told(place, _the_way(back), back.why, tells=not unread_here):
         back = None
@@ -229,12 +223,20 @@ def latest(
     return Chosen(path, resumed.skip)
 
 
-def _pick(place: RankContext, scope: Scope, wanted: Wanted, without: Collection[str], foreign: list[Verdict]) -> Choice:
-    """Return the newest good one that the caller can load. ``foreign``: good ones that it cannot are added there. Raises
-    OSError."""
+def _pick(
+    place: RankContext,
+    scope: Scope,
+    wanted: Wanted,
+    without: Collection[str],
+    foreign: list[Verdict],
+    *,
+    oldest: bool = False,
+) -> Choice:
+    """Return the newest good one, or the ``oldest``, that the caller can load. ``foreign``: good ones that it cannot are added
+    there. Raises OSError."""
     left = {*without, *wanted.without, *(one.path.name for one in wanted.unread)}
     while True:
-        choice = choose(place.checkpoints, scope, without=left)
+        choice = choose(place.checkpoints, scope, without=left, oldest=oldest)
         if choice.verdict is None and wanted.unread:  # as ``choose`` does where all are such
             first = wanted.unread[0]
             words = (

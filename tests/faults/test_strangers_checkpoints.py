@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import struct
+import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import partial
@@ -24,6 +25,7 @@ from ftsupervise.rundir.paths import RunDir
 from tests.neighbours.stranger import ADA, EVE, STRANGER, as_one, as_stranger
 from tests.neighbours.stranger import GROUP as PROJECT
 from tests.story.alerting_scene import type_in
+from tests.story.test_go_back import Scene
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]
 
@@ -292,3 +294,35 @@ def test_what_a_stranger_has_laid_there_keeps_nobody_from_beginning_anew(folder:
     said = type_in("checkpoints", "anew", str(folder))
     assert said.exit_code == 0 and "2 checkpoints" in said.output, said.output
     assert sorted(one.name for one in folder.iterdir()) == [QUARANTINE, "step-9"]
+
+
+@pytest.mark.threat(
+    "The loss of your run was no number, and it goes back to an older checkpoint. Another account has laid two thousand into the "
+    "folder, where everybody may write (1777): the next start would look at each of them as often as there are, for hours.",
+    "Each is looked at a few times. Yours are gone on from, and nobody else's is set aside.",
+)
+def test_no_names_of_a_stranger_hold_a_start_up_that_goes_back(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FTSUPERVISE_GUARD_LOSS_BACK", "4000")
+    run = Scene(top, monkeypatch, (4900, 5000))
+    run.rundir.checkpoints.chmod(0o1777)
+    as_stranger(lambda: [(run.rundir.checkpoints / f"step-{step}").mkdir() for step in range(600, 1100)])
+    run.trouble(4500)
+    run.begin()
+    began = time.process_time()
+    assert run.choose() == "step-00004900" and run.aside() == ["step-00005000"]
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.threat(
+    "The loss of your run was no number soon after its beginning, and it begins anew. Another account has laid an older "
+    "checkpoint into such a folder, so that the run would wait for a person.",
+    "What strangers lay there counts for nothing.",
+)
+def test_no_name_of_a_stranger_keeps_a_run_from_its_beginning(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FTSUPERVISE_GUARD_LOSS_BACK", "100")
+    run = Scene(top, monkeypatch, (95,))
+    run.rundir.checkpoints.chmod(0o1777)
+    as_stranger(lambda: (run.rundir.checkpoints / "step-10").mkdir())
+    run.trouble(90, saved=95)
+    run.begin()
+    assert run.choose() == "" and run.aside() == ["step-00000095"]

@@ -48,11 +48,11 @@ class Scene:
             found = guard.latest()
             return found.name if found is not None else ""
 
-    def trouble(self, since: int, then: str = "resume") -> None:
+    def trouble(self, since: int, then: str = "resume", saved: int | None = None) -> None:
         folder = self.begin()
         self.choose()
         found = LossTrouble(NOT_A_NUMBER, since, since, 0, f"nan at step {since}", then)
-        cause, reached = Cause(CauseKind.NOT_A_NUMBER), Reached(1, since, trouble=found)
+        cause, reached = Cause(CauseKind.NOT_A_NUMBER), Reached(1, since, saved, trouble=found)
         ended = ledger.over(int(folder.name), cause, NOW, reached=reached)
         ledger.write_end(folder, ended._replace(failure=Failure(FailureKind.NUMBERS, NOT_A_NUMBER)))
 
