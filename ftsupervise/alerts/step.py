@@ -98,7 +98,7 @@ def _come(alert: Alert, now: datetime) -> tuple[datetime, ...]:
 def calm_needed(alert: Alert, now: datetime) -> timedelta:
     """Return how long it must be good, besides ``clear``, since it comes back again and again."""
     more = len(_recent(alert, now)) - _OFTEN
-    return timedelta(0) if more < 0 else min(_CALM * 2**more, _CALM_MOST)
+    return timedelta(0) if more < 0 else min(_CALM * 2 ** min(more, 9), _CALM_MOST)
 
 
 def flap_share(checks: str) -> float:

@@ -71,8 +71,8 @@ def checkpoints_in(
     """Return the checkpoints in ``folder``, newest first; () where there is no such folder.
 
     Every folder counts whose name matches and does not say that it is unfinished, and every file of a checkpoint's
-    kind. ``run``: without those of other runs that it has not taken over. ``accounts``: they are trusted too. Raises OSError where
-    the folder cannot be read.
+    kind. ``run``: without those of other runs that it has not taken over. ``accounts``: they are trusted too. Raises OSError
+    where the folder cannot be read.
     """
     try:
         found = [

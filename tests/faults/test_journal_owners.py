@@ -303,6 +303,22 @@ def test_two_accounts_that_share_a_watch_tell_each_thing_once(shared: Path) -> N
 
 
 @pytest.mark.threat(
+    "A member of a shared watch writes that an alert came back thousands of times today, so that no look reckons to an end.",
+    "It counts as often as any alert can.",
+)
+def test_an_alert_that_came_back_thousands_of_times_is_looked_at(shared: Path) -> None:
+    watch(shared, 0)
+
+    def often(state: JournalState) -> JournalState:
+        return replace(state, alerts={key: replace(one, came=(T0,) * 3000) for key, one in state.alerts.items()})
+
+    change(shared, MEMBER, often)
+    watch(shared, 5)
+    assert [len(one.came) for one in read_by(shared, OWNER).alerts.values()] == [3000]
+    watch(shared, 10, well=True)
+
+
+@pytest.mark.threat(
     "An account outside of the group writes into a shared watch.",
     "ftsupervise does not trust the file.",
 )

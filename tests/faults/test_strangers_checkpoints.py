@@ -297,8 +297,8 @@ def test_what_a_stranger_has_laid_there_keeps_nobody_from_beginning_anew(folder:
 
 
 @pytest.mark.threat(
-    "The loss of your run was no number, and it goes back to an older checkpoint. Another account has laid two thousand into the "
-    "folder, where everybody may write (1777): the next start would look at each of them as often as there are, for hours.",
+    "The loss of your run was no number, and it goes back to an older checkpoint. Another account has laid two thousand into "
+    "the folder, where everybody may write (1777): the next start would look at each as often as there are, for hours.",
     "Each is looked at a few times. Yours are gone on from, and nobody else's is set aside.",
 )
 def test_no_names_of_a_stranger_hold_a_start_up_that_goes_back(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,14 +12,30 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.neighbours.slack import TOKEN, SlackServer
-from tests.neighbours.stranger import become_stranger
-from tests.story.alerting_scene import RUN, T0, bad, bot, email, journal_in, minutes, secret, settings, tick, type_in
+from tests.neighbours.stranger import EVE, GROUP, as_one, become_stranger
+from tests.story.alerting_scene import (
+    RUN,
+    T0,
+    bad,
+    bot,
+    email,
+    good,
+    journal_in,
+    minutes,
+    secret,
+    settings,
+    tick,
+    type_in,
+)
+from tests.story.forged import generation, lay
 from tests.story.test_alerts_webhook import Listener, listener  # noqa: F401 - a fixture
 
 as_others = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")
@@ -245,3 +261,33 @@ def test_an_odd_answer_of_a_service_is_only_odd(tmp_path: Path, listener: Listen
     journal = journal_in(tmp_path)
     assert tick(journal, settings([slack]), T0, bad())[1].sent
     assert sum(path.stat().st_size for path in journal.directory.iterdir()) < 100_000
+
+
+@pytest.mark.threat(
+    "The owner of a run that you watch, or a member who shares your watch, writes into its journal that an alert's post stands "
+    "in another channel, so that your token posts there, and writes over what stands there already.",
+    "Only a post whose receipt was sealed with the token itself is answered to or edited.",
+)
+@pytest.mark.root
+@as_others
+def test_no_journal_of_others_leads_a_token_to_another_channel(top: Path, tmp_path: Path) -> None:
+    (journal := journal_in(top)).directory.mkdir(parents=True)
+    for folder in (journal.directory.parent, journal.directory):
+        os.chown(folder, 0, GROUP)
+        folder.chmod(0o2775)
+    with SlackServer() as slack:
+        alerts = settings([bot(slack, tmp_path)])
+        tick(journal, alerts, T0, bad())
+        for told in (None, slack.posts[0].ts):
+            state = journal.read()
+            posts = {
+                key: replace(one, receipt={**one.receipt, "channel": "C-board", "ts": told or "1.000001"})
+                for key, one in state.posts.items()
+            }
+            number = int(max(journal.directory.glob("*.json")).stem) + 1
+            page = generation(replace(state, posts=posts), number, number - 1)
+            as_one(EVE, partial(lay, journal.directory, f"{number:08d}", page), umask=0o002)
+            tick(journal, alerts, minutes(60), good(minutes(60)))
+            tick(journal, alerts, minutes(90), good(minutes(90)))
+        asked = [body.get("channel") for _, _, body in slack.requests]
+        assert len(slack.posts) > 1 and set(asked) == {"C1"}, asked

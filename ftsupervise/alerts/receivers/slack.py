@@ -9,6 +9,8 @@ slack-sdk uses it, would follow a redirect with the token, and read an answer of
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
 import re
 from dataclasses import replace
@@ -91,7 +93,7 @@ def address(settings: Slack) -> tuple[str, int]:
 
 
 def send(parcel: Parcel, settings: Slack) -> dict[str, str]:
-    """Post the message. Slack must answer ok. Receipt: ``ts`` and ``channel`` (with a token)."""
+    """Post the message. Slack must answer ok. Receipt (with a token): ``ts``, ``channel``, and a ``seal`` over them."""
     webhook, token = read_secret(settings, "webhook"), read_secret(settings, "token")
     return _by_webhook(parcel, settings, webhook) if webhook else _by_token(parcel, settings, token)
 
@@ -150,7 +152,7 @@ def _object(body: str) -> dict[str, Any]:
 def _by_token(parcel: Parcel, settings: Slack, token: str) -> dict[str, str]:
     client = _Client(token, settings)
     try:
-        posted = [post for post in parcel.earlier if post.receipt.get("ts")]
+        posted = [post for post in parcel.earlier if _is_sealed(post, token)]
         for one in posted:
             _edit(client, parcel, one, settings)
         first, where = _place(parcel.message, posted)
@@ -164,7 +166,19 @@ def _by_token(parcel: Parcel, settings: Slack, token: str) -> dict[str, str]:
         )
     except SlackApiError as error:
         raise _meaning(error, token, parcel) from None
-    return {"ts": str(answer.get("ts", "")), "channel": str(answer.get("channel", ""))}
+    receipt = {"ts": str(answer.get("ts", "")), "channel": str(answer.get("channel", ""))}
+    return {**receipt, "seal": _seal(parcel.message.id, receipt, token)}
+
+
+def _is_sealed(post: Message, token: str) -> bool:
+    """Return whether the receipt was given to who has this token: others may write a journal that is shared, or that of a run
+    of theirs, and would have the token post, and write over posts, where they say."""
+    return hmac.compare_digest(post.receipt.get("seal", "").encode(), _seal(post.id, post.receipt, token).encode())
+
+
+def _seal(post: str, receipt: dict[str, str], token: str) -> str:
+    said = "\0".join((post, receipt.get("channel", ""), receipt.get("ts", "")))
+    return hmac.new(token.encode(), said.encode(), hashlib.sha256).hexdigest()[:32]
 
 
 def _place(message: Message, posted: list[Message]) -> tuple[dict[str, str], dict[str, Any]]:
