@@ -40,8 +40,9 @@ _DIGITS = 18  # of a whole number: it fits into 64 bits
 EPOCH = datetime.fromtimestamp(0, timezone.utc)
 _LATEST = datetime(2900, 1, 1, tzinfo=timezone.utc)  # far from where sums of times overflow
 _CENTURY = 100 * 366 * 86400.0  # seconds
-# Characters that move a cursor or turn a line round. Ours are taken out before writing (wording.py); a page may be another's.
-_UNSEEN = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]"
+# Characters that move a cursor or turn a line round, and halves of a pair, which nothing can send. Ours are taken out before
+# writing (wording.py); a page may be another's.
+_UNSEEN = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 _UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))
 _INNER = (dict, list)  # of what JSON gives

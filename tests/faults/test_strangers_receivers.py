@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import signal
 import socket
 import threading
@@ -19,7 +20,10 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.alerts.deliver import deliver
+from ftsupervise.alerts.record import record
 from tests.neighbours.slack import TOKEN, SlackServer
+from tests.neighbours.smtp import MailServer
 from tests.neighbours.stranger import EVE, GROUP, as_one, become_stranger
 from tests.story.alerting_scene import (
     RUN,
@@ -29,6 +33,7 @@ from tests.story.alerting_scene import (
     email,
     good,
     journal_in,
+    mailbox,
     minutes,
     secret,
     settings,
@@ -291,3 +296,36 @@ def test_no_journal_of_others_leads_a_token_to_another_channel(top: Path, tmp_pa
             tick(journal, alerts, minutes(90), good(minutes(90)))
         asked = [body.get("channel") for _, _, body in slack.requests]
         assert len(slack.posts) > 1 and set(asked) == {"C1"}, asked
+
+
+@pytest.mark.threat(
+    "You watch a run of somebody else beside yours, and its owner writes a message into its journal that makes no mail. "
+    "Messages of several runs go as one, which would never be made, and none of yours arrive; or the sending ended.",
+    "Where no joint one can be made, each goes by itself.",
+)
+@pytest.mark.root
+@as_others
+@pytest.mark.parametrize("how", ["half of a pair", "a line break"])
+def test_no_message_of_a_stranger_keeps_those_of_others_from_their_receivers(
+    top: Path, tmp_path: Path, how: str
+) -> None:
+    ours = [journal_in(top / f"run-{number}") for number in range(4)]
+    theirs_ = journal_in(top / "theirs")
+    with MailServer() as server:
+        alerts = settings([mailbox(server)])
+        for number, journal in enumerate([*ours, theirs_]):
+            record(journal, [replace(bad(), run=f"r{number}")], alerts, T0, run_name=f"r{number}")
+        state = theirs_.read()
+        (waiting,) = state.outbox
+        if how == "half of a pair":
+            forged = replace(waiting, id="\ud83d")
+        else:
+            forged = replace(waiting, notices=(replace(waiting.notices[0], post="a\nBcc: b@c"),))
+        number = int(max(theirs_.directory.glob("*.json")).stem) + 1
+        page = generation(replace(state, outbox=(forged,)), number, number - 1)
+        for folder in (theirs_.directory.parent.parent, theirs_.directory.parent, theirs_.directory):
+            os.chown(folder, pwd.getpwnam(EVE).pw_uid, GROUP)
+        as_one(EVE, partial(lay, theirs_.directory, f"{number:08d}", page))
+        deliver([theirs_, *ours], alerts, T0)
+        assert [journal.read().outbox for journal in ours] == [()] * 4
+        assert len(server.mails) == (1 if how == "half of a pair" else 4)
