@@ -33,7 +33,7 @@ from ftsupervise.alerts.outbox import JournalState, Message
 from ftsupervise.alerts.receivers import NOTHING, PATIENCE, Broken, Doubtful, Partly, Send, TryLater, Unsendable, sender
 from ftsupervise.alerts.record import About, advance
 from ftsupervise.alerts.self_monitor import hand_over, receiver_finding, reroute
-from ftsupervise.alerts.wording import Parcel
+from ftsupervise.alerts.wording import Parcel, as_ours
 from ftsupervise.findings import AlertState, EventKind, Notice, Severity
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ class _Attempt:
     receipt: dict[str, str] | None = None
     error: Exception | None = field(default=None)
     parts: tuple[_Attempt, ...] = ()  # of a joint one: those in whose place it is sent
-    apart: bool = False  # it could not be made, so each of them was sent by itself
 
     @property
     def message(self) -> Message:
@@ -76,9 +75,6 @@ class _Attempt:
     def each(self) -> tuple[_Attempt, ...]:
         """Return the attempts that its outcome is that of."""
         for part in self.parts:
-            if self.apart:
-                part.error = part.error or (None if part.receipt is not None else self.error)
-                continue
             part.error = self.error
             if self.receipt is not None:  # of no use to edit the post of one run: it is the post of many
                 told = {name: self.receipt[name] for name in ("refused", NOTHING) if name in self.receipt}
@@ -244,7 +240,8 @@ def fingerprint(receiver: Receiver) -> str:
 
 
 def _parcel(state: JournalState, message: Message, settings: Alerts, now: datetime, news: AboutRun) -> Parcel:
-    earlier = tuple(state.posts[post] for post in message.posts if post in state.posts)
+    message = as_ours(message)
+    earlier = tuple(as_ours(state.posts[post]) for post in message.posts if post in state.posts)
     ended = {n.alert_id: _ended(state, n, now) for post in earlier for n in post.notices if _is_over(state, n, post)}
     owed, own = outbox.owed(state, message), settings.templates
     return Parcel(message, now, earlier=earlier, ended=ended, templates=own, owed=owed, **news._asdict())
@@ -301,27 +298,16 @@ def _send_all(attempts: list[_Attempt], patience: timedelta) -> Iterator[list[_A
 
 
 def _send(attempt: _Attempt, done: SimpleQueue[_Attempt]) -> None:
-    if not _sent(attempt) and attempt.parts:  # what one run's message says must not cost the others theirs
-        attempt.apart = True
-        for part in attempt.parts:
-            part.send = attempt.send
-            _sent(part)
-    done.put(attempt)
-
-
-def _sent(attempt: _Attempt) -> bool:
-    """Return False where the receiver could not cope with the message: it was not made to be sent."""
     try:
         receipt = attempt.send(attempt.parcel, attempt.receiver.settings) if attempt.send is not None else None
     except (TryLater, Broken, Unsendable) as error:
         attempt.error = attempt.error or error
     except Exception as error:  # law 7 in spirit: one receiver's bug must not cost the others their messages
         attempt.error = attempt.error or TryLater(f"{type(error).__name__} in the receiver {attempt.receiver.kind}")
-        return False
     else:
         if attempt.error is None:
             attempt.receipt = {name[:_RECEIPT]: text[:_RECEIPT] for name, text in (receipt or {}).items()}
-    return True
+    done.put(attempt)
 
 
 def _write_down(attempts: list[_Attempt], who: str, now: datetime, jitter: Callable[[], float]) -> None:

@@ -171,7 +171,7 @@ def put(state: JournalState, message: Message) -> JournalState:
             joined = _join(waiting, message)
             outbox = (*state.outbox[:index], joined, *state.outbox[index + 1 :])
             return _point_to(replace(state, outbox=outbox), joined.id, message)
-    return _point_to(replace(state, outbox=(*state.outbox, _cut(message))), message.id, message)
+    return _point_to(replace(state, outbox=(*state.outbox, cut(message))), message.id, message)
 
 
 def _join(waiting: Message, message: Message) -> Message:
@@ -182,10 +182,10 @@ def _join(waiting: Message, message: Message) -> Message:
         due=min(waiting.due, message.due),
         note=message.note or waiting.note,
     )
-    return _cut(merged)
+    return cut(merged)
 
 
-def _cut(message: Message) -> Message:
+def cut(message: Message) -> Message:
     """Return at most ``listed`` notices spelled out, the worst of them, in their order."""
     if len(message.notices) <= message.listed:
         return message

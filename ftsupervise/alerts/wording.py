@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftsupervise.alerts.last_day import LastDay
-from ftsupervise.alerts.outbox import ORDER, Message, Unlisted, message_id
+from ftsupervise.alerts.outbox import LISTED, LISTED_FOR_MACHINES, ORDER, Message, Unlisted, cut, message_id
 from ftsupervise.alerts.step import alert_id
 from ftsupervise.findings import EventKind, Finding, Notice, Reason, Severity, happened
 from ftsupervise.host import ownership
@@ -43,6 +43,9 @@ _LIMITS = {
     "look": 400,
     "do": 400,
 }
+_OF_NOTICE = {"key": 300, "alert_id": 80, "note": 400, "post": 80}
+_OF_MESSAGE = {"run": 100, "where": 4096, "source": 80, "note": 3000, "refused": 1000}
+_KINDS = 100  # of watchdogs and reasons that a message counts and does not spell out
 SUBJECT = 78  # characters of a mail's subject: state, run, what
 LATE = timedelta(minutes=10)
 STANDS = timedelta(
@@ -81,6 +84,21 @@ def clean(finding: Finding) -> Finding:
     short["detail"] = lines(finding.detail) if finding.detail else ""
     changed: dict[str, Any] = {name: text for name, text in short.items() if text != getattr(finding, name)}
     return replace(finding, **changed) if changed else finding
+
+
+def as_ours(message: Message) -> Message:
+    """Return the message within the bounds of those that are made here: another account may have written it, and messages of
+    several runs go as one, which a mail server must take."""
+    listed = LISTED if message.listed <= LISTED else LISTED_FOR_MACHINES
+    found = cut(replace(message, listed=listed, unlisted=message.unlisted[:_KINDS]))
+    kinds = tuple(one._replace(watchdog=one_line(one.watchdog, _LIMITS["watchdog"])) for one in found.unlisted[:_KINDS])
+    texts = {name: one_line(getattr(found, name), limit) for name, limit in _OF_MESSAGE.items()}
+    return replace(found, notices=tuple(map(_told, found.notices)), unlisted=kinds, origins=(), **texts)
+
+
+def _told(notice: Notice) -> Notice:
+    texts = {name: one_line(getattr(notice, name), limit) for name, limit in _OF_NOTICE.items()}
+    return replace(notice, finding=clean(notice.finding), **texts)
 
 
 @dataclass(frozen=True)

@@ -299,13 +299,13 @@ def test_no_journal_of_others_leads_a_token_to_another_channel(top: Path, tmp_pa
 
 
 @pytest.mark.threat(
-    "You watch a run of somebody else beside yours, and its owner writes a message into its journal that makes no mail. "
-    "Messages of several runs go as one, which would never be made, and none of yours arrive; or the sending ended.",
-    "Where no joint one can be made, each goes by itself.",
+    "You watch a run of somebody else beside yours, and its owner writes a message into its journal that makes no mail, "
+    "or one that no mail server takes, of 20 MB. Messages of several runs go as one, and none of yours would ever arrive.",
+    "What others have written is cut to the size and the characters of ours.",
 )
 @pytest.mark.root
 @as_others
-@pytest.mark.parametrize("how", ["half of a pair", "a line break"])
+@pytest.mark.parametrize("how", ["half of a pair", "a line break", "20 MB"])
 def test_no_message_of_a_stranger_keeps_those_of_others_from_their_receivers(
     top: Path, tmp_path: Path, how: str
 ) -> None:
@@ -319,8 +319,12 @@ def test_no_message_of_a_stranger_keeps_those_of_others_from_their_receivers(
         (waiting,) = state.outbox
         if how == "half of a pair":
             forged = replace(waiting, id="\ud83d")
-        else:
+        elif how == "a line break":
             forged = replace(waiting, notices=(replace(waiting.notices[0], post="a\nBcc: b@c"),))
+        else:
+            forged = replace(
+                waiting, notices=(replace(waiting.notices[0], finding=replace(bad(), detail="x\n" * 6_700_000)),)
+            )
         number = int(max(theirs_.directory.glob("*.json")).stem) + 1
         page = generation(replace(state, outbox=(forged,)), number, number - 1)
         for folder in (theirs_.directory.parent.parent, theirs_.directory.parent, theirs_.directory):
@@ -328,4 +332,4 @@ def test_no_message_of_a_stranger_keeps_those_of_others_from_their_receivers(
         as_one(EVE, partial(lay, theirs_.directory, f"{number:08d}", page))
         deliver([theirs_, *ours], alerts, T0)
         assert [journal.read().outbox for journal in ours] == [()] * 4
-        assert len(server.mails) == (1 if how == "half of a pair" else 4)
+        assert len(server.mails) == 1

@@ -107,6 +107,8 @@ def send(parcel: Parcel, settings: Email) -> dict[str, str]:
             raise _refused(answers, behind, hidden) from None
         refused = answers
     except smtplib.SMTPSenderRefused as error:
+        if error.smtp_code == _TOO_LARGE:  # its size is said with the sender
+            raise Unsendable(redact(f"{error.smtp_code} {_text(error.smtp_error)}", hidden)) from None
         raise _by_code(error.smtp_code, error.smtp_error, f"the sender {settings.from_}", hidden) from None
     except smtplib.SMTPDataError as error:
         if 500 <= error.smtp_code < 600:  # too large, or taken for spam: this mail, not this receiver
@@ -240,6 +242,7 @@ def _leave(server: smtplib.SMTP) -> None:
         server.close()
 
 
+_TOO_LARGE = 552
 _LOGIN = (534, 535, 538)  # the password is wrong, or this way to log in is not allowed
 _CERTAIN = (550, 551, 553)  # there is no such sender, mailbox or name, and the error is no accident on the way
 
