@@ -17,6 +17,7 @@ import os
 import random
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 TOGETHER = 0.01  # seconds: outcomes this close are written in one commit
 ROUNDS = 50
+_MOST = 20  # messages to one receiver about one journal in a tick: ours wait as one or two, another account may have laid more
 _RECEIPT = 2000  # characters of a word of another side that the journal keeps
 
 
@@ -102,13 +104,14 @@ def deliver(
     start = time.monotonic()
     sent: list[Message] = []
     failed: list[tuple[Message, str]] = []
+    tried: Counter[tuple[str, str]] = Counter()  # by the journal's home and the receiver
     for _ in range(ROUNDS):
         passed = timedelta(seconds=time.monotonic() - start)
         if passed >= budget:
             break
         attempts: list[_Attempt] = []
         for journal, own in zip(journals, each, strict=True):
-            attempts += _claim(journal, own, who, now + passed, about_runs.get(journal.home, AboutRun()))
+            attempts += _claim(journal, own, who, now + passed, about_runs.get(journal.home, AboutRun()), tried)
         if not attempts:
             break
         for ended in _send_all(_joined(attempts), min(PATIENCE, budget - passed + timedelta(seconds=1))):
@@ -182,14 +185,20 @@ def _nobody_knows(state: JournalState, message: Message) -> bool:
     return any(n.finding.severity is Severity.CRITICAL and n.key not in notified for n in message.notices)
 
 
-def _claim(journal: Journal, settings: Alerts, who: str, now: datetime, about_run: AboutRun) -> list[_Attempt]:
+def _claim(
+    journal: Journal, settings: Alerts, who: str, now: datetime, about_run: AboutRun, tried: Counter[tuple[str, str]]
+) -> list[_Attempt]:
     named = settings.named
     out: list[_Attempt] = []
 
     def make(state: JournalState) -> JournalState:
         out.clear()
         state = _second_chance(state, settings, now)
-        chosen = [m for m in outbox.due(state, now) if m.receiver in named]
+        chosen, more = [], Counter(tried)
+        for message in outbox.due(state, now):
+            if message.receiver in named and more[journal.home, message.receiver] < _MOST:
+                more[journal.home, message.receiver] += 1
+                chosen.append(message)
         if not chosen:
             return state
         state = outbox.claim(state, frozenset(m.id for m in chosen), who, now)
@@ -201,6 +210,7 @@ def _claim(journal: Journal, settings: Alerts, who: str, now: datetime, about_ru
         return state
 
     journal.change(make)
+    tried.update((journal.home, one.message.receiver) for one in out)
     return out
 
 

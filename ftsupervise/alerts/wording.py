@@ -92,12 +92,12 @@ def as_ours(message: Message) -> Message:
     listed = LISTED if message.listed <= LISTED else LISTED_FOR_MACHINES
     found = cut(replace(message, listed=listed, unlisted=message.unlisted[:_KINDS]))
     kinds = tuple(one._replace(watchdog=one_line(one.watchdog, _LIMITS["watchdog"])) for one in found.unlisted[:_KINDS])
-    texts = {name: one_line(getattr(found, name), limit) for name, limit in _OF_MESSAGE.items()}
+    texts: dict[str, Any] = {name: one_line(getattr(found, name), limit) for name, limit in _OF_MESSAGE.items()}
     return replace(found, notices=tuple(map(_told, found.notices)), unlisted=kinds, origins=(), **texts)
 
 
 def _told(notice: Notice) -> Notice:
-    texts = {name: one_line(getattr(notice, name), limit) for name, limit in _OF_NOTICE.items()}
+    texts: dict[str, Any] = {name: one_line(getattr(notice, name), limit) for name, limit in _OF_NOTICE.items()}
     return replace(notice, finding=clean(notice.finding), **texts)
 
 

@@ -333,3 +333,31 @@ def test_no_message_of_a_stranger_keeps_those_of_others_from_their_receivers(
         deliver([theirs_, *ours], alerts, T0)
         assert [journal.read().outbox for journal in ours] == [()] * 4
         assert len(server.mails) == 1
+
+
+@pytest.mark.threat(
+    "The same owner writes two thousand messages into that journal, which your watch would send to you in one tick: it took "
+    "minutes, and your mail server would take no more of yours.",
+    "Twenty about one run are sent in a tick, and yours beside them.",
+)
+@pytest.mark.root
+@as_others
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_no_flood_of_messages_of_a_stranger_is_sent(top: Path, tmp_path: Path, in_turn: bool) -> None:
+    ours, theirs_ = journal_in(top / "ours"), journal_in(top / "theirs")
+    with MailServer() as server:
+        alerts = settings([mailbox(server)])
+        for number, journal in enumerate((ours, theirs_)):
+            record(journal, [replace(bad(), run=f"r{number}")], alerts, T0, run_name=f"r{number}")
+        state = theirs_.read()
+        (waiting,) = state.outbox
+        many = [replace(waiting, id=f"i{number}") for number in range(200)]
+        if not in_turn:
+            many = [replace(one, run=one.id, left=("me@example.org", one.id)) for one in many]
+        number = int(max(theirs_.directory.glob("*.json")).stem) + 1
+        page = generation(replace(state, outbox=tuple(many)), number, number - 1)
+        for folder in (theirs_.directory.parent.parent, theirs_.directory.parent, theirs_.directory):
+            os.chown(folder, pwd.getpwnam(EVE).pw_uid, GROUP)
+        as_one(EVE, partial(lay, theirs_.directory, f"{number:08d}", page))
+        deliver([theirs_, ours], alerts, T0)
+        assert ours.read().outbox == () and len(server.mails) in (20, 21)
