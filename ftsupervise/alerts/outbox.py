@@ -28,6 +28,7 @@ LEASE = timedelta(minutes=2)
 BACKOFF_FIRST = timedelta(seconds=20)
 BACKOFF_MOST = timedelta(minutes=15)
 RETRY_AFTER_MOST = timedelta(hours=1)  # 10**9 seconds has been seen
+QUIET_MOST = timedelta(days=2)  # more than the longest quiet hours
 GIVE_UP_AFTER = timedelta(days=2)  # only on a message that its receiver refuses for its contents
 PUT_OFF_FOR = timedelta(days=5)  # one of several recipients, by 4xx: RFC 5321 4.5.4.1 asks senders for 4 to 5 days
 BROKEN_FOR = timedelta(days=1)  # a receiver that refused for good is tried again after a change, or after this long
@@ -301,8 +302,9 @@ def due(state: JournalState, now: datetime) -> tuple[Message, ...]:
 
 
 def _when(message: Message, now: datetime) -> datetime:
-    """Return when it is due. No pause between two tries is longer than ``BACKOFF_MOST``; only quiet hours are."""
-    ahead = message.created > now + SKEW
+    """Return when it is due. No pause between two tries is longer than ``BACKOFF_MOST``; only quiet hours are. What would be
+    due later than any of ours was written by another account: it would keep the dead-man from its pings as long."""
+    ahead = message.created > now + SKEW or message.due > now + QUIET_MOST
     tried = message.plain or message.left
     return now if ahead or (tried and message.due > now + BACKOFF_MOST + SKEW) else message.due
 

@@ -361,3 +361,23 @@ def test_no_flood_of_messages_of_a_stranger_is_sent(top: Path, tmp_path: Path, i
         as_one(EVE, partial(lay, theirs_.directory, f"{number:08d}", page))
         deliver([theirs_, ours], alerts, T0)
         assert ours.read().outbox == () and len(server.mails) in (20, 21)
+
+
+@pytest.mark.threat(
+    "The same owner writes a critical message there that is due in a hundred years: while it waits, the dead-man is not pinged.",
+    "What is due later than quiet hours end is due now.",
+)
+@pytest.mark.root
+@as_others
+def test_no_message_of_a_stranger_waits_for_ever(top: Path, tmp_path: Path) -> None:
+    theirs_ = journal_in(top)
+    alerts = settings([{"file": {"path": str(tmp_path / "told")}}])
+    record(theirs_, [bad()], alerts, T0, run_name=RUN)
+    state = theirs_.read()
+    late = [replace(one, due=minutes(60 * 24 * 36500)) for one in state.outbox]
+    number = int(max(theirs_.directory.glob("*.json")).stem) + 1
+    page = generation(replace(state, outbox=tuple(late)), number, number - 1)
+    for folder in (theirs_.directory.parent.parent, theirs_.directory.parent, theirs_.directory):
+        os.chown(folder, pwd.getpwnam(EVE).pw_uid, GROUP)
+    as_one(EVE, partial(lay, theirs_.directory, f"{number:08d}", page))
+    assert deliver([theirs_], alerts, minutes(1)).critical_waiting == 0
