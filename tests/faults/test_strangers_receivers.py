@@ -364,7 +364,7 @@ def test_no_flood_of_messages_of_a_stranger_is_sent(top: Path, tmp_path: Path, i
 
 
 @pytest.mark.threat(
-    "The same owner writes a critical message there that is due in a hundred years: while it waits, the dead-man is not pinged.",
+    "The same owner writes a critical message there that is due in a hundred years: as long the dead-man is not pinged.",
     "What is due later than quiet hours end is due now.",
 )
 @pytest.mark.root
