@@ -34,7 +34,7 @@ from ftsupervise.crontab.installation import (
 from ftsupervise.errors import ConfigError, Error, NotFound, NotPermitted, Refused, did_you_mean, from_os_error
 from ftsupervise.host import ownership
 from ftsupervise.host.begin import on_path
-from ftsupervise.host.ownership import FOLDER, make_folder, user_name
+from ftsupervise.host.ownership import FOLDER, OWN, make_folder, set_mode, user_name
 from ftsupervise.rundir.paths import write_whole
 from ftsupervise.scheduler.slurm import Slurm
 from ftsupervise.secrecy import is_secret
@@ -229,9 +229,11 @@ def _changed(before: Installed, after: Installed) -> bool:
 def _write_folder(cron: CronDir, installed: Installed) -> None:
     script = chain.script(cron, installed) if installed.backend == "slurm" else ""
     try:
+        make_folder(cron.root, FOLDER, parents=True)
+        make_folder(cron.state, OWN)  # outputs, settings and secrets are in it: nobody else ever opens a folder of it
+        set_mode(cron.state, OWN)
         for folder in (*(cron.folder(name) for name in FOLDERS), cron.slots, cron.runs, cron.log):
-            make_folder(folder, parents=True)
-        cron.state.chmod(0o700)  # outputs, settings and secrets are in it
+            make_folder(folder)
         words = {
             "owner": installed.owner,
             "root": str(cron.root),

@@ -130,8 +130,13 @@ def keep_what_is_left(root: Path, place: Path) -> None:
     try:
         with held_or_made(place, Reach(OWN)) as here:
             require(here.stat(), place)
-            shutil.copytree(root, here, ignore=left_out, dirs_exist_ok=True)
-            here.chmod(OWN)  # it has the mode of its source now, which lies in a private folder
+            for one in set(root.iterdir()) - {root / name for name in left_out(str(root), os.listdir(root))}:
+                if (
+                    one.is_dir() and not one.is_symlink()
+                ):  # never the folder itself, which would get the mode of its source
+                    shutil.copytree(one, here / one.name, ignore=left_out, dirs_exist_ok=True)
+                else:
+                    shutil.copy2(one, here / one.name)
     except OSError as error:
         raise from_os_error(error, f"write {place}") from None
 

@@ -208,6 +208,34 @@ def test_nobody_else_reads_settings_outputs_or_secrets(top: Path, monkeypatch: p
     assert folder.cron.secrets.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.threat(
+    "Another account waits for the folder of outputs of a new cron, and opens it in the moment before `state/` is closed: it "
+    "could read each output there from then on.",
+    "What `state/` holds is made when it is closed.",
+)
+def test_no_folder_of_a_new_cron_can_be_opened_in_any_moment(top: Path) -> None:
+    pid = os.fork()
+    if pid == 0:  # an audit hook stays for good
+        seen: list[str] = []
+        try:
+            at_work: list[str] = []
+
+            def look(event: str, _: tuple[object, ...]) -> None:
+                if event not in ("os.mkdir", "os.chmod", "os.rename") or at_work:
+                    return
+                at_work.append(event)
+                for state in top.rglob("state"):
+                    for one in state.iterdir():
+                        seen.extend([str(one)] if as_stranger('ls "$1"', one).returncode == 0 else [])
+                at_work.clear()
+
+            sys.addaudithook(look)
+            assert make(top).cron.log.is_dir()
+        finally:
+            os._exit(len(seen) if sys.exc_info()[0] is None else 99)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 def test_a_colleagues_cron_cannot_be_read_and_it_is_said_whose_it_is(folder: Folder) -> None:
     reader, writer = os.pipe()
     pid = os.fork()
