@@ -231,7 +231,7 @@ def _write_folder(cron: CronDir, installed: Installed) -> None:
     try:
         make_folder(cron.root, FOLDER, parents=True)
         make_folder(cron.state, OWN)  # outputs, settings and secrets are in it: nobody else ever opens a folder of it
-        set_mode(cron.state, OWN)
+        set_mode(cron.state.resolve(), OWN)
         for folder in (*(cron.folder(name) for name in FOLDERS), cron.slots, cron.runs, cron.log):
             make_folder(folder)
         words = {

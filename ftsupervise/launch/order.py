@@ -99,7 +99,14 @@ def _plan(
     )
     made = requeued(made, run.launch, expedites=expedites)
     own = workdir.stat().st_uid == os.geteuid()
-    return replace(made, config=config.absolute(), own_workdir=own), notes
+    return replace(made, config=config.absolute(), umask=_umask(), own_workdir=own), notes
+
+
+def _umask() -> str:
+    """Return the umask of this process as a shell has it, where it lets others write what is made; else ""."""
+    now = os.umask(0o077)
+    os.umask(now)
+    return "" if now & 0o022 == 0o022 else f"{now:04o}"
 
 
 def _doubts(run: Run, workdir: Path, now: datetime) -> tuple[str, ...]:

@@ -91,6 +91,7 @@ class Plan:
     assignments: tuple[str, ...] = ()  # NAME=value before the command, as the person wrote them before their srun
     least_nodes: int = 0  # without the spare ones; 0: there are none
     observe: tuple[str, ...] = ()  # decisions that are only told
+    umask: str = ""  # by which others could open the job's output to write; the script sets it once Slurm has made that
     own_workdir: bool = False  # the token of this launch: a job that finds another account's folder there does nothing
 
     @property

@@ -55,6 +55,7 @@ def render(plan: Plan, launch: Launch, options: SbatchOptions, *, packaged: str 
             setup_after_modules=after,
             run_dir=str(plan.run_dir),
             workdir=str(plan.workdir),
+            umask=plan.umask,
             own_workdir=plan.own_workdir,
             launch=launch,
         )

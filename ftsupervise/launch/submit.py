@@ -60,7 +60,7 @@ from ftsupervise.rundir.paths import RunDir, state_dir, write_whole
 from ftsupervise.rundir.records import as_counts, write_json
 from ftsupervise.scheduler import SLURM, kind_of_job
 from ftsupervise.scheduler.ownership import comment, identify, jobs_of_run
-from ftsupervise.scheduler.slurm import Slurm
+from ftsupervise.scheduler.slurm import UMASK, Slurm
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Launch, Run, Sharing
@@ -407,6 +407,15 @@ def without_secrets(env: Mapping[str, str], run: Run) -> tuple[dict[str, str], t
     return left, tuple(name for name in out if name not in alerting)
 
 
+def _narrowed(env: Mapping[str, str], plan: Plan, script: str) -> dict[str, str]:
+    """Return the environment by which Slurm makes the job's output as one that nobody else can open to write, where the script
+    sets the umask of the launch itself: whoever had it open by then could write into it for as long as the job runs."""
+    given = {name: value for name, value in env.items() if name != UMASK}
+    if plan.umask and f"\numask {plan.umask}" in script:
+        given[UMASK] = f"{int(plan.umask, 8) | 0o022:04o}"
+    return given
+
+
 def submit(
     plan: Plan, launch: Launch, scheduler: Scheduler, *, again: bool, now: datetime, env: Mapping[str, str]
 ) -> Launched:
@@ -429,7 +438,8 @@ def submit(
             script = render(plan.part(index), launch, options)
             write_whole(path, script, mode=_of_a_script(run_dir.config, launch.template))
             write_json(folder / "launch.json", record)
-            answer = scheduler.submit(script, script_path=path, token=plan.token_of(index), env=env)
+            given = _narrowed(env, plan, script)
+            answer = scheduler.submit(script, script_path=path, token=plan.token_of(index), env=given)
             ids.append(answer.job_id)
             _remember_ours(run_dir, answer.job_id, plan.avoided)
             found_again |= answer.found_again

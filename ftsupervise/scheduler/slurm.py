@@ -64,7 +64,10 @@ _TOO_LONG = (
     " lower launch.jobs, or write launch: {chain: daisy}"
 )
 _REFUSAL = 2000  # characters of a refusal by sbatch: a site's filter explains itself in several lines
-_KEEP = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT"})
+UMASK = (
+    "SLURM_UMASK"  # sbatch has it in the place of its own umask: by it Slurm makes the output, and begins the script
+)
+_KEEP = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT", UMASK})
 
 _ATTEMPTS_OWN = frozenset(
     {ENV_RUN_DIR, ENV_RUN, ENV_ATTEMPT, ENV_ATTEMPT_DIR, ENV_CHECKPOINT_DIR, ENV_DEADLINE, ENV_JOB_ID}

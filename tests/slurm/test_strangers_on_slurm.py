@@ -141,3 +141,36 @@ def processes(folder: Path) -> list[str]:
             except OSError:
                 continue
     return found
+
+
+@pytest.mark.threat(
+    "Your umask lets a group write (002). Slurm makes the output of a job by it, and a member opens that before the job has "
+    "begun and taken the right away: they could write steps, losses and errors into it, and empty it, for as long as the job runs.",
+    "Slurm makes the output by a narrower umask, and the script sets yours.",
+)
+@pytest.mark.root
+@pytest.mark.slurm
+def test_nobody_has_the_output_of_a_job_open_to_write(trap: Trap, sandbox: Sandbox, until: Callable[..., Any]) -> None:
+    (trap.folder / "ftsupervise.yaml").write_text(
+        "name: mine\nscheduler: slurm\n"
+        "launch: {command: [sh, -c, 'umask >> umask; srun -n1 sh -c umask >> umask; touch over'], jobs: 1, time: '5:00'}\n"
+    )
+    logs = trap.folder / "runs/mine/logs"
+    pid = os.fork()
+    if pid == 0:
+        try:
+            become_stranger()
+            while not (trap.folder / "over").exists():
+                for one in logs.glob("*.out"):
+                    with suppress(PermissionError):
+                        os.open(one, os.O_WRONLY)
+                        os._exit(1)
+                time.sleep(0.005)
+        finally:
+            os._exit(0)
+    argv = [TYPED, "launch", str(trap.folder / "ftsupervise.yaml")]
+    subprocess.run(argv, cwd="/", env=sandbox.env(), umask=0, check=True, capture_output=True, timeout=60)
+    until((trap.folder / "over").exists, "the training", 120)
+    until(lambda: not sandbox.run(["squeue", "-h", "-n", "mine"]).strip(), "the end", 120)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert (trap.folder / "umask").read_text() == "0000\n0000\n"
