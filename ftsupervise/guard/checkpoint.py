@@ -21,7 +21,17 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.guard.settings import RankContext, Voice, run_owner
 from ftsupervise.host import files
-from ftsupervise.host.ownership import SHARED, make_folder, mode_inside, remove_entry
+from ftsupervise.host.ownership import (
+    OWN,
+    PAGE,
+    SHARED,
+    make_folder,
+    mode_inside,
+    no_wider,
+    remove_entry,
+    set_file_mode,
+    set_mode,
+)
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.anchor import Anchor, write_anchor
 from ftsupervise.rundir.paths import ENV_RUN, sync_directory, write_whole
@@ -85,7 +95,9 @@ class Checkpoints:
             self._require_trusted()
             if self._sweeps:
                 self._clear(staged)
-            make_folder(staged, parents=True)
+            make_folder(self._area, parents=True)
+            # with an umask of 002 the group could open what is written there, and write it for as long, whatever mode it gets
+            make_folder(staged, None if mode_inside(self._area) == SHARED else OWN)
             # a link of another account in the place of the area may lead to it; rank 0 may delete or commit it meanwhile
             with suppress(FileNotFoundError), files.open_folder(staged):
                 pass
@@ -339,6 +351,7 @@ class Checkpoints:
         try:
             origin = self._origin(step, metrics)
             self._seal(staged, origin, ranks)
+            self._show(staged)
             if not self._kept:
                 self._kept = _keep_names(self.folder)
             done = self._move(staged, target)
@@ -500,6 +513,23 @@ class Checkpoints:
                 _close_to_others(fd)
             finally:
                 os.close(fd)
+
+    def _show(self, staged: Path) -> None:
+        """Give the folder, its manifest and that one's folder the modes that they would have had from the beginning, where the
+        file system has any."""
+        from ftsupervise.checkpoints.manifest import manifest_of
+
+        mode, page = mode_inside(self._area), manifest_of(staged)
+        if mode == SHARED:
+            return
+        with suppress(OSError):
+            fd = files.open_regular(page)
+            try:
+                set_file_mode(fd, no_wider(PAGE, mode))
+            finally:
+                os.close(fd)
+            for folder in (page.parent, staged):
+                set_mode(folder, mode)
 
     def _require_resumed(self, target: Path) -> None:
         """Raise OSError where a run that began anew would replace what was saved before it.

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from ftsupervise import Guard
 from ftsupervise.checkpoints.commit import commit
 from ftsupervise.checkpoints.find import choose, others_in
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, encoded, manifest_of, read_manifest, write_manifest
@@ -326,3 +327,31 @@ def test_no_name_of_a_stranger_keeps_a_run_from_its_beginning(top: Path, monkeyp
     run.trouble(90, saved=95)
     run.begin()
     assert run.choose() == "" and run.aside() == ["step-00000095"]
+
+
+@pytest.mark.threat(
+    "Your umask lets a group write (002). While a checkpoint is saved, which takes minutes, a member opens a file of it, and "
+    "changes it when it is committed and verified: what you save would be damaged, or be unpickled as they want it.",
+    "Nobody else comes into a folder that is being saved. It gets its rights with its name.",
+)
+def test_nobody_has_a_file_of_a_checkpoint_open_to_write(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.chown(top, -1, PROJECT)
+    top.chmod(0o2755)
+    for name in ("RUN_DIR", "ATTEMPT_DIR"):
+        monkeypatch.delenv(f"FTSUPERVISE_{name}", raising=False)
+    monkeypatch.setenv("FTSUPERVISE_CHECKPOINT_DIR", str(top / "checkpoints"))
+    umask = os.umask(0o002)
+    try:
+        with Guard(signals=()) as guard, guard.checkpoint(1) as folder:
+            (folder / "sub").mkdir()
+            for one in (folder / "weights", folder / "sub" / "weights"):
+                one.write_bytes(b"w")
+                with pytest.raises(AssertionError):
+                    as_one(EVE, partial(os.open, one, os.O_WRONLY))
+    finally:
+        os.umask(umask)
+    saved = top / "checkpoints" / "step-00000001"
+    seen = {str(one.relative_to(saved)): one.stat().st_mode & 0o777 for one in (saved, *saved.rglob("*"))}
+    folders = dict.fromkeys((".", "sub", FOLDER_NAME), 0o755)
+    assert seen == {**folders, **dict.fromkeys(("weights", "sub/weights", f"{FOLDER_NAME}/manifest.json"), 0o644)}
+    as_one(EVE, partial(read_manifest, saved))
