@@ -89,7 +89,6 @@ PAST: dict[str, tuple[Past, ...]] = {
     "config/believed.py": (Past("_remember", STATE),),
     "crontab/dispatch.py": (Past("_begin", "mkdtemp: a name that nobody guesses, 0700"),),
     "crontab/history.py": (Past("mark_ensured prune_slots claim_run _point_to prune_runs", CRON),),
-    "crontab/install.py": (Past("_write_folder", NARROWER),),
     "crontab/installation.py": (Past("write_installed", CRON),),
     "crontab/keepalive.py": (Past("_first_to_revive", CRON),),
     "crontab/tick.py": (Past("_prune_logs", CRON),),
