@@ -295,7 +295,10 @@ def _word(code: str, at: int) -> tuple[str, int, list[str]]:
     while at < len(code) and code[at] not in " \t\r\n;&|()":
         if code[at] in "<>" and not code.startswith("(", at + 1):
             break
-        stop = _piece(code, at, within)
+        try:
+            stop = _piece(code, at, within)
+        except RecursionError:
+            raise ValueError("brackets are nested too deeply") from None
         if code[at:stop] != "\\\n":
             parts.append(code[at:stop])
         at = stop

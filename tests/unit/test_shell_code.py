@@ -146,3 +146,8 @@ def test_modules_are_loaded_before_setup_or_behind_its_last_purge() -> None:
     assert around_modules("source venv/bin/activate\n") == ("", "source venv/bin/activate\n")
     setup = "cd /x\nmodule --force purge\nml reset\nsource a\n"
     assert around_modules(setup) == ("cd /x\nmodule --force purge\nml reset\n", "source a\n")
+
+
+@pytest.mark.parametrize("opens", ["$(", "${", "$(("])
+def test_brackets_nested_without_an_end_are_code_that_is_not_understood(opens: str) -> None:
+    assert understand(f"srun python train.py {opens * 50_000}").kind is understand("srun python train.py $(").kind
