@@ -23,7 +23,7 @@ from ftsupervise.checkpoints.quarantine import QUARANTINE, quarantined, set_asid
 from ftsupervise.checkpoints.verify import CheckpointState as State
 from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
 from ftsupervise.rundir.paths import RunDir
-from tests.neighbours.stranger import ADA, EVE, STRANGER, as_one, as_stranger
+from tests.neighbours.stranger import ADA, EVE, STRANGER, as_one, as_stranger, one_by_one
 from tests.neighbours.stranger import GROUP as PROJECT
 from tests.story.alerting_scene import type_in
 from tests.story.test_go_back import Scene
@@ -306,7 +306,7 @@ def test_no_names_of_a_stranger_hold_a_start_up_that_goes_back(top: Path, monkey
     monkeypatch.setenv("FTSUPERVISE_GUARD_LOSS_BACK", "4000")
     run = Scene(top, monkeypatch, (4900, 5000))
     run.rundir.checkpoints.chmod(0o1777)
-    as_stranger(lambda: [(run.rundir.checkpoints / f"step-{step}").mkdir() for step in range(600, 1100)])
+    as_stranger(one_by_one(*((run.rundir.checkpoints / f"step-{step}").mkdir for step in range(600, 1100))))
     run.trouble(4500)
     run.begin()
     began = time.process_time()
