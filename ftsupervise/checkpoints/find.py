@@ -24,7 +24,7 @@ from ftsupervise.checkpoints.verify import CheckpointState, Scope, Verdict, veri
 from ftsupervise.errors import Refused
 from ftsupervise.host.ownership import stranger
 from ftsupervise.printable import printable
-from ftsupervise.rundir.lineage import Belongs, Lineage, belongs, read_lineage, whose
+from ftsupervise.rundir.lineage import Belongs, Lineage, believes_members, belongs, read_lineage, whose
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import time_of
 
@@ -65,15 +65,19 @@ def unfinished(name: str) -> bool:
     return any(low.endswith(mark) for mark in _UNFINISHED)
 
 
-def checkpoints_in(folder: Path, *, pattern: str = "*", run: Lineage | None = None) -> tuple[Found, ...]:
+def checkpoints_in(
+    folder: Path, *, pattern: str = "*", run: Lineage | None = None, members: bool = False
+) -> tuple[Found, ...]:
     """Return the checkpoints in ``folder``, newest first; () where there is no such folder.
 
     Every folder counts whose name matches and does not say that it is unfinished, and every file of a checkpoint's
-    kind. ``run``: without those of other runs that it has not taken over. Raises OSError where the folder cannot be read.
+    kind. ``run``: without those of other runs that it has not taken over. ``members``: those of the group are trusted too
+    (``lineage.believes_members``). Raises OSError where the folder cannot be read.
     """
     try:
         found = [
-            _found(Path(folder, entry.name), facts, trusted) for entry, facts, trusted in _entries(folder, pattern)
+            _found(Path(folder, entry.name), facts, trusted)
+            for entry, facts, trusted in _entries(folder, pattern, members)
         ]
     except FileNotFoundError:
         return ()
@@ -94,7 +98,8 @@ def others_in(folder: Path, pattern: str, rundir: RunDir, name: str) -> tuple[Ma
     manifest's head of each. Raises OSError."""
     me = read_lineage(rundir)
     me = me._replace(id=me.id or "new", names=(*me.names, name))
-    return runs_in(one for one in checkpoints_in(folder, pattern=pattern) if one.belongs(me) is Belongs.ANOTHERS)
+    there = checkpoints_in(folder, pattern=pattern, members=believes_members(rundir))
+    return runs_in(one for one in there if one.belongs(me) is Belongs.ANOTHERS)
 
 
 def others_refused(folder: Path, others: Sequence[ManifestHead], rundir: RunDir) -> Refused:
@@ -114,7 +119,7 @@ def others_refused(folder: Path, others: Sequence[ManifestHead], rundir: RunDir)
     )
 
 
-def _entries(folder: Path, pattern: str) -> Iterator[tuple[os.DirEntry[str], os.stat_result, bool]]:
+def _entries(folder: Path, pattern: str, members: bool) -> Iterator[tuple[os.DirEntry[str], os.stat_result, bool]]:
     """Yield those of trusted accounts (True), and the first ones of others, who may fill a folder where everybody may write."""
     left = {True: _MOST, False: _MOST_OF_OTHERS}  # whether they are trusted
     known: dict[int, bool] = {}
@@ -131,7 +136,7 @@ def _entries(folder: Path, pattern: str) -> Iterator[tuple[os.DirEntry[str], os.
             if not stat.S_ISDIR(facts.st_mode) and not a_file:
                 continue
             if facts.st_uid not in known:
-                known[facts.st_uid] = not stranger(above, facts)
+                known[facts.st_uid] = not stranger(above, facts, members=members)
             trusted = known[facts.st_uid]
             left[trusted] -= 1
             if trusted and left[trusted] < 0:
@@ -196,7 +201,7 @@ def look_back(
     Raises OSError where the folder cannot be read.
     """
     seen: list[Verdict] = []
-    for found in checkpoints_in(folder, pattern=pattern):
+    for found in checkpoints_in(folder, pattern=pattern, members=scope.members):
         if found.path.name in without:
             continue
         verdict = verify(found.path, scope)
@@ -213,7 +218,9 @@ def sizes_back(folder: str, pattern: str, run_dir: str) -> list[tuple[str, str, 
     Each has path, state, the first things that are wrong, whether there is a manifest, errno. The owner of ``run_dir``
     is trusted too. Raises OSError.
     """
-    scope = Scope(accounts=(Path(run_dir).stat().st_uid,), run=read_lineage(RunDir(run_dir)))
+    rundir = RunDir(run_dir)
+    owner = rundir.root.stat().st_uid
+    scope = Scope(accounts=(owner,), run=read_lineage(rundir), members=believes_members(rundir))
     seen = [one for one in look_back(Path(folder), scope, pattern=pattern) if one.state is not CheckpointState.ANOTHERS]
     return [(str(one.path), one.state.value, list(one.wrong[:3]), one.manifest, one.error) for one in seen]
 
@@ -222,10 +229,11 @@ def names_of_other_runs(folder: str, pattern: str, run_dir: str, known: Collecti
     """Return the names of the checkpoints of other runs, in plain values, for a caller at the other end of a pipe; those
     ``known`` are not looked at. Raises OSError.
     """
-    me = read_lineage(RunDir(run_dir))
+    rundir = RunDir(run_dir)
+    me, members = read_lineage(rundir), believes_members(rundir)
     found = [
         _found(Path(folder, entry.name), facts, trusted)
-        for entry, facts, trusted in _entries(Path(folder), pattern)
+        for entry, facts, trusted in _entries(Path(folder), pattern, members)
         if entry.name not in known
     ]
     return [one.path.name for one in found if one.belongs(me) is Belongs.ANOTHERS]

@@ -283,7 +283,7 @@ def _files_of(folder: Path, names: Iterable[str]) -> Iterator[tuple[Path, os.sta
     for name in names:
         try:
             contents = contents_of(folder / name)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, PermissionError):  # another account's lets nobody in
             continue
         root = root_of(folder / name)
         yield from ((root / one.path, one.facts) for one in contents.files.values())
@@ -369,7 +369,7 @@ def sweep(
     limit = RateLimit(rate, clock=clock, sleep=sleep)
     freed = 0
     with os.scandir(folder) as found:
-        names = [entry.name for entry in found if entry.name.startswith(REMOVING)]
+        names = [entry.name for entry in found if entry.name.startswith(REMOVING) and _is_ours(Path(entry.path))]
     if only is not None:
         keys = keys_in(folder)
         names = [name for name in names if keys.get(name) in only]
@@ -443,9 +443,12 @@ def in_use(rundir: RunDir | None, folder: Path, now: float, anchors: Mapping[str
 
 
 def kind_of(one: Found) -> str:
-    """Return the kind of a checkpoint, by what can load it, as people call it."""
-    if loop_file(one.path, 0).is_file():
-        return "guard.save"
+    """Return the kind of a checkpoint, by what can load it, as people call it; one that lets nobody in is of others."""
+    try:
+        if loop_file(one.path, 0).is_file():
+            return "guard.save"
+    except OSError:
+        return "other files"
     layout = one.head.layout if one.head is not None else CheckpointLayout.FILES
     return "other files" if layout is CheckpointLayout.FILES else layout.value
 
@@ -487,7 +490,16 @@ def leftovers(rundir: RunDir | None, folder: Path, now: float) -> tuple[str, ...
         found += _staged(fence.staging(rundir, folder))
     found += left_alone(folder, now)
     found += _of_nothing(folder)
-    return tuple(sorted(str(path.relative_to(folder)) for path in found if unchanged(path, now)))
+    return tuple(sorted(str(path.relative_to(folder)) for path in found if _is_ours(path) and unchanged(path, now)))
+
+
+def _is_ours(path: Path) -> bool:
+    """Return whether it is this account's to remove: what another one has laid in a folder where everybody may write (1777) is
+    not, and would end each removal."""
+    try:
+        return os.geteuid() in (0, path.lstat().st_uid)
+    except FileNotFoundError:
+        return False
 
 
 def _of_nothing(folder: Path) -> list[Path]:

@@ -87,8 +87,9 @@ class Checkpoints:
                 self._clear(staged)
             make_folder(staged, parents=True)
             # a link of another account in the place of the area may lead to it; rank 0 may delete or commit it meanwhile
-            with suppress(FileNotFoundError), files.open_folder(staged):
-                pass
+            with suppress(FileNotFoundError), files.open_folder(staged) as fd:
+                if not self._is_shared():
+                    _close_to_others(fd)
         except OSError:
             if not self.over():
                 raise
@@ -475,6 +476,12 @@ class Checkpoints:
             self._known = read_lineage(self._place.rundir)
         return self._known
 
+    def _is_shared(self) -> bool:
+        """Return whether members of the group go on from what is saved here. Raises OSError."""
+        from ftsupervise.rundir.lineage import believes_members
+
+        return mode_inside(self._area) == SHARED and believes_members(self._place.rundir)
+
     def _require_ours(self, path: Path) -> None:
         """Raise FileExistsError where ``path`` is a checkpoint of another run, OSError where that cannot be seen."""
         from ftsupervise.checkpoints.manifest import read_head
@@ -489,7 +496,7 @@ class Checkpoints:
 
     def _close(self, paths: Iterable[Path]) -> None:
         """Let no other account write a part of the checkpoint, whatever the umask was: the next attempt loads it."""
-        if mode_inside(self._area) == SHARED:
+        if self._is_shared():
             return
         for path in paths:
             try:

@@ -155,7 +155,7 @@ def anchors(checkpoints: Path) -> dict[str, str]:
             found[read_page(one.path).beside.anchor.checkpoint] = (
                 f"the kept snapshot of step {one.step} goes on from it"
             )
-        except ValueError:
+        except (ValueError, PermissionError):  # another account's may let nobody in
             continue
     return found
 

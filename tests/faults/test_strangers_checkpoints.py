@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import resource
 import shutil
 import struct
+import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import partial
@@ -18,10 +20,14 @@ from ftsupervise.checkpoints.commit import commit
 from ftsupervise.checkpoints.find import choose, others_in
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, encoded, manifest_of, read_manifest, write_manifest
 from ftsupervise.checkpoints.quarantine import QUARANTINE, quarantined, set_aside
+from ftsupervise.checkpoints.retain import leftovers
 from ftsupervise.checkpoints.verify import CheckpointState as State
 from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
+from ftsupervise.config.schema import Sharing
+from ftsupervise.guard import Guard
+from ftsupervise.launch.folders import make_folders
 from ftsupervise.rundir.paths import RunDir
-from tests.neighbours.stranger import ADA, EVE, STRANGER, as_one, as_stranger
+from tests.neighbours.stranger import ADA, EVE, STRANGER, as_one, as_stranger, type_as
 from tests.neighbours.stranger import GROUP as PROJECT
 from tests.story.alerting_scene import type_in
 
@@ -29,6 +35,7 @@ pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="ne
 
 GROUP = 100  # users
 FULL = Scope(Thoroughness.FULL)
+SHARED = FULL._replace(members=True)  # as a run whose launches are shared
 
 
 @pytest.fixture
@@ -84,12 +91,12 @@ def test_in_a_folder_that_its_owner_shares_with_a_group_only_the_group_is_believ
     folder.chmod(0o2775)
     for path in (folder / "step-2", *(folder / "step-2").rglob("*")):
         given_away(path)
-    seen = verify(folder / "step-2", FULL)
+    seen = verify(folder / "step-2", SHARED)
     assert seen.state is State.NOT_TRUSTED and "is not in the group users" in seen.words()
     for path in (folder / "step-1", *(folder / "step-1").rglob("*")):
         os.chown(path, 0, GROUP)
         path.chmod(0o2775 if path.is_dir() else 0o664)
-    assert verify(folder / "step-1", FULL).state is State.VERIFIED
+    assert verify(folder / "step-1", SHARED).state is State.VERIFIED
 
 
 def test_a_manifest_is_not_written_through_a_link_that_a_stranger_laid(folder: Path) -> None:
@@ -231,6 +238,74 @@ def an_archive(of: Path) -> None:
 
 
 @pytest.mark.threat(
+    "Your run saves into a folder of the project that the group may write (umask 002). A member lays a newer checkpoint there, "
+    "which your next attempt would unpickle.",
+    "Members are believed where the launches are shared with them, whatever the mode of the folder. What the guard saves, nobody "
+    "else may write.",
+)
+@pytest.mark.parametrize("launches_are_shared", [False, True])
+def test_a_member_lays_no_checkpoint_that_a_run_goes_on_from(top: Path, *, launches_are_shared: bool) -> None:
+    """``ada`` has made the folder with an umask of 002, as one makes a folder in a project."""
+    os.chown(top, 0, PROJECT)
+    top.chmod(0o2775)
+    run, folder = RunDir(top / "run"), top / "checkpoints"
+
+    def save() -> None:
+        make_folders(run, Sharing(launch=launches_are_shared))
+        folder.mkdir()
+        with Guard(run.root, signals=()) as guard, guard.checkpoint(1) as made:
+            (made / "weights").write_bytes(b"ada's")
+
+    def lay() -> None:
+        (folder / "step-9").mkdir()
+        (folder / "step-9" / "weights").write_bytes(b"eve's")
+        commit(folder / "step-9")
+
+    def go_on() -> None:
+        found = Guard(run.root, signals=()).latest()
+        assert found is not None and found.name == ("step-9" if launches_are_shared else "step-00000001")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FTSUPERVISE_CHECKPOINT_DIR", str(folder))
+        as_one(ADA, save, umask=0o002)
+        as_one(EVE, lay, umask=0o002)
+        as_one(ADA, go_on, umask=0o002)
+    mine = folder / "step-00000001"
+    opened = [one for one in (mine, *mine.rglob("*")) if one.stat().st_mode & 0o022]
+    assert bool(opened) is launches_are_shared
+
+
+def in_two_days(folder: Path) -> None:
+    assert leftovers(None, folder, time.time() + 2 * 86_400) == ()
+
+
+@pytest.mark.threat(
+    "A member lays a folder that lets nobody in among your checkpoints, by a step or as a kept snapshot: no checkpoint is removed "
+    "or adopted any more, until the disk is full.",
+    "What another account has laid there is passed over.",
+)
+@pytest.mark.parametrize("mode", [0o2775, 0o1777])
+@pytest.mark.parametrize("name", ["step-9", ".snapshot-00000009-0001-x", ".restoring-9", ".removing-9"])
+def test_what_lets_nobody_in_keeps_nothing_from_being_removed(top: Path, python: str, name: str, mode: int) -> None:
+    os.chown(top, pwd.getpwnam(ADA).pw_uid, PROJECT)
+    top.chmod(mode)
+
+    def save() -> None:
+        for step in (1, 2, 3):
+            (top / f"step-{step}").mkdir()
+            (top / f"step-{step}" / "weights").write_bytes(b"w")
+            commit(top / f"step-{step}")
+
+    as_one(ADA, save)
+    as_one(EVE, lambda: (top / name).mkdir(0o700))
+    for words in (["commit"], ["prune", "--last", "2"]):
+        said = type_as(ADA, [python, "-I", "-m", "ftsupervise", "checkpoints", *words, str(top)], top, "/", 0o022)
+        assert said.code == 0, said.said
+    as_one(ADA, lambda: in_two_days(top))
+    assert not (top / "step-1").exists() and (top / "step-3").exists()
+
+
+@pytest.mark.threat(
     "A member of the group with whom you share the folder of your checkpoints lays a few bytes there that stand for billions: "
     "a rank of a high number, or an archive whose directory has gigabytes. Who judges it needs all memory of the machine.",
     "No number in a name is counted up to, and of an archive's directory no more is read than any real one has.",
@@ -245,7 +320,7 @@ def test_what_a_member_lays_takes_no_memory(folder: Path, lay: Callable[[Path], 
     def look() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        assert choose(folder, FULL).verdict is not None
+        assert choose(folder, SHARED).verdict is not None
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
 
     as_one(ADA, look)
