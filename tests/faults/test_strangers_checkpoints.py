@@ -240,8 +240,8 @@ def an_archive(of: Path) -> None:
 @pytest.mark.threat(
     "Your run saves into a folder of the project that the group may write (umask 002). A member lays a newer checkpoint there, "
     "which your next attempt would unpickle.",
-    "Members are believed where the launches are shared with them, whatever the mode of the folder. What the guard saves, nobody "
-    "else may write.",
+    "Members are believed where the launches are shared with them, whatever the mode of the folder. What the guard saves, "
+    "nobody else may write.",
 )
 @pytest.mark.parametrize("launches_are_shared", [False, True])
 def test_a_member_lays_no_checkpoint_that_a_run_goes_on_from(top: Path, *, launches_are_shared: bool) -> None:
@@ -280,8 +280,8 @@ def in_two_days(folder: Path) -> None:
 
 
 @pytest.mark.threat(
-    "A member lays a folder that lets nobody in among your checkpoints, by a step or as a kept snapshot: no checkpoint is removed "
-    "or adopted any more, until the disk is full.",
+    "A member lays a folder that lets nobody in among your checkpoints, by a step or as a kept snapshot: no checkpoint is "
+    "removed or adopted any more, until the disk is full.",
     "What another account has laid there is passed over.",
 )
 @pytest.mark.parametrize("mode", [0o2775, 0o1777])
