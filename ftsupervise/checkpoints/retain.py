@@ -50,10 +50,15 @@ def left_alone(folder: Path, now: float) -> tuple[Path, ...]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the names in a folder; [] where there is no such folder: the run has not saved yet."""
+    """Return the names in a folder; [] where there is no such folder: the run has not saved yet; and where another account, whose
+    it is, lets nobody in."""
     try:
         return os.listdir(folder)
     except FileNotFoundError:
+        return []
+    except PermissionError:
+        if _is_ours(folder):
+            raise
         return []
 
 

@@ -26,6 +26,7 @@ from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
 from ftsupervise.config.schema import Sharing
 from ftsupervise.guard import Guard
 from ftsupervise.launch.folders import make_folders
+from ftsupervise.rundir.fence import STAGING
 from ftsupervise.rundir.paths import RunDir
 from tests.neighbours.stranger import ADA, EVE, STRANGER, as_one, as_stranger, type_as
 from tests.neighbours.stranger import GROUP as PROJECT
@@ -285,7 +286,9 @@ def in_two_days(folder: Path) -> None:
     "What another account has laid there is passed over.",
 )
 @pytest.mark.parametrize("mode", [0o2775, 0o1777])
-@pytest.mark.parametrize("name", ["step-9", ".snapshot-00000009-0001-x", ".restoring-9", ".removing-9"])
+@pytest.mark.parametrize(
+    "name", ["step-9", ".snapshot-00000009-0001-x", ".restoring-9", ".removing-9", QUARANTINE, FOLDER_NAME, STAGING]
+)
 def test_what_lets_nobody_in_keeps_nothing_from_being_removed(top: Path, python: str, name: str, mode: int) -> None:
     os.chown(top, pwd.getpwnam(ADA).pw_uid, PROJECT)
     top.chmod(mode)
@@ -298,7 +301,7 @@ def test_what_lets_nobody_in_keeps_nothing_from_being_removed(top: Path, python:
 
     as_one(ADA, save)
     as_one(EVE, lambda: (top / name).mkdir(0o700))
-    for words in (["commit"], ["prune", "--last", "2"]):
+    for words in (["list"], ["commit"], ["prune", "--last", "2"]):
         said = type_as(ADA, [python, "-I", "-m", "ftsupervise", "checkpoints", *words, str(top)], top, "/", 0o022)
         assert said.code == 0, said.said
     as_one(ADA, lambda: in_two_days(top))
