@@ -50,8 +50,8 @@ def left_alone(folder: Path, now: float) -> tuple[Path, ...]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the names in a folder; [] where there is no such folder: the run has not saved yet; and where another account, whose
-    it is, lets nobody in."""
+    """Return the names in a folder; [] where there is no such folder: the run has not saved yet; and where it is another
+    account's, which lets nobody in."""
     try:
         return os.listdir(folder)
     except FileNotFoundError:
