@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.checkpoints import block_lists, digest
-from ftsupervise.checkpoints.manifest import FileEntry, Manifest, read_manifest, write_manifest
+from ftsupervise.checkpoints.manifest import LIMIT, FileEntry, Manifest, parse_manifest, read_manifest, write_manifest
 from ftsupervise.checkpoints.offload import MANIFEST_PATH, WORKERS, CopyDamaged, identity, manifest_in
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.stores import FolderStore, Rights, Store
@@ -116,6 +116,7 @@ def restore(
         raise NotPermitted(
             f"the copy {copy.store.url}/{copy.folder} is not trusted: {reason}", hint="restore from another copy"
         )
+    _require_its_manifest(copy)
     target = folder / copy.name
     if _is_whole(target, copy.manifest):
         progress(copy.manifest.size)
@@ -162,6 +163,16 @@ def restore(
                 os.rename(beside / partial.name, beside / target.name)
             sync_directory(beside)
     return target
+
+
+def _require_its_manifest(copy: FoundCopy) -> None:
+    """Read the manifest once more, from a file that only trusted accounts may write, whatever has its name by now: all else is
+    compared with it. Raises NotPermitted, also where another one was read before."""
+    raw = copy.store.read_judged(f"{copy.folder}/{MANIFEST_PATH}", LIMIT)
+    if parse_manifest(raw, f"{copy.store.url}/{copy.folder}/{MANIFEST_PATH}") != copy.manifest:
+        raise NotPermitted(
+            f"the copy {copy.store.url}/{copy.folder} was replaced meanwhile", hint="restore from another copy"
+        )
 
 
 def _require_half(partial: Path, inside: Path) -> None:

@@ -20,10 +20,13 @@ from ftsupervise.checkpoints.commit import commit
 from ftsupervise.checkpoints.find import choose, others_in
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, encoded, manifest_of, read_manifest, write_manifest
 from ftsupervise.checkpoints.quarantine import QUARANTINE, quarantined, set_aside
+from ftsupervise.checkpoints.restore import copies_in, restore
 from ftsupervise.checkpoints.retain import leftovers
+from ftsupervise.checkpoints.stores import FolderStore
 from ftsupervise.checkpoints.verify import CheckpointState as State
 from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
 from ftsupervise.config.schema import Sharing
+from ftsupervise.errors import NotPermitted
 from ftsupervise.guard import Guard
 from ftsupervise.launch.folders import make_folders
 from ftsupervise.rundir.fence import STAGING
@@ -370,3 +373,46 @@ def test_what_a_stranger_has_laid_there_keeps_nobody_from_beginning_anew(folder:
     said = type_in("checkpoints", "anew", str(folder))
     assert said.exit_code == 0 and "2 checkpoints" in said.output, said.output
     assert sorted(one.name for one in folder.iterdir()) == [QUARANTINE, "step-9"]
+
+
+class ExchangedOnceJudged(FolderStore):
+    """The place of the copies, in which a member gives the name of a copy to one of theirs, and back while that is judged."""
+
+    def distrusted(self, folder: str) -> str:
+        exchange(self.root, folder)
+        found = super().distrusted(folder)
+        exchange(self.root, folder)
+        return found
+
+
+def exchange(root: Path, name: str) -> None:
+    def do() -> None:
+        (root / name).rename(root / "for-a-moment")
+        (root / ".aside").rename(root / name)
+        (root / "for-a-moment").rename(root / ".aside")
+
+    as_one(EVE, do)
+
+
+@pytest.mark.threat(
+    "A member who may write the place for your copies puts one of theirs in the place of yours, but for the moment in which "
+    "its owner is looked at: you bring it back, as a checkpoint of your own, which your next attempt would unpickle.",
+    "What is brought back is compared with a manifest that was judged as it was opened.",
+)
+def test_no_copy_of_a_member_is_brought_back_in_the_place_of_ones_own(folder: Path) -> None:
+    (back := folder / "back").mkdir(0o700)
+    (copies := folder / "copies").mkdir()
+    os.chown(copies, 0, PROJECT)
+    copies.chmod(0o2775)
+    (folder / "step-2").rename(copies / ".aside")  # that of this account
+
+    def lay() -> None:
+        (copies / "step-2").mkdir()
+        (copies / "step-2" / "weights").write_bytes(b"eve's")
+        commit(copies / "step-2")
+
+    as_one(EVE, lay)
+    copy = next(one for one in copies_in([ExchangedOnceJudged(copies)])[0] if one.folder == "step-2")
+    with pytest.raises(NotPermitted):
+        restore(copy, back, now=lambda: datetime.now(timezone.utc))
+    assert not list(back.iterdir())
