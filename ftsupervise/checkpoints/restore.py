@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ftsupervise.checkpoints import block_lists, digest
 from ftsupervise.checkpoints.manifest import LIMIT, FileEntry, Manifest, parse_manifest, read_manifest, write_manifest
-from ftsupervise.checkpoints.offload import MANIFEST_PATH, WORKERS, CopyDamaged, identity, manifest_in
+from ftsupervise.checkpoints.offload import MANIFEST_PATH, WORKERS, CopyDamaged, identity
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.stores import FolderStore, Rights, Store
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
@@ -27,6 +27,7 @@ from ftsupervise.host.files import TEMPORARY, create_new, open_folder
 from ftsupervise.host.ownership import (
     FOLDER,
     OWN,
+    NotTrusted,
     Reach,
     held,
     make_folder,
@@ -83,15 +84,23 @@ def copies_in(stores: Iterable[Store]) -> tuple[tuple[FoundCopy, ...], tuple[Sto
         except (OSError, NotPermitted) as error:
             unseen.append(StoreUnseen(store.url, str(getattr(error, "strerror", None) or error)))
             continue
+        others = list[NotTrusted]()
         for folder in folders:
             try:
-                manifest = manifest_in(store, folder)
+                manifest = _its_manifest(store, folder)
+            except NotTrusted as error:  # no more of it is read: others may have laid any number there, of any size
+                others.append(error)
+                continue
             except (OSError, ValueError, NotPermitted) as error:
                 unseen.append(StoreUnseen(f"{store.url}/{folder}", str(error)))
                 continue
             if manifest is not None:
                 match = _GENERATION.fullmatch(folder)
                 found.append(FoundCopy(match[1] if match else folder, folder, manifest, store))
+        if others:
+            unseen.append(
+                StoreUnseen(store.url, f"{len(others):,} of the copies there are not read: {others[0].message}")
+            )
     found.sort(key=lambda copy: copy.rank, reverse=True)
     return tuple(found), tuple(unseen)
 
@@ -116,7 +125,6 @@ def restore(
         raise NotPermitted(
             f"the copy {copy.store.url}/{copy.folder} is not trusted: {reason}", hint="restore from another copy"
         )
-    _require_its_manifest(copy)
     target = folder / copy.name
     if _is_whole(target, copy.manifest):
         progress(copy.manifest.size)
@@ -165,14 +173,14 @@ def restore(
     return target
 
 
-def _require_its_manifest(copy: FoundCopy) -> None:
-    """Read the manifest once more, from a file that only trusted accounts may write, whatever has its name by now: all else is
-    compared with it. Raises NotPermitted, also where another one was read before."""
-    raw = copy.store.read_judged(f"{copy.folder}/{MANIFEST_PATH}", LIMIT)
-    if parse_manifest(raw, f"{copy.store.url}/{copy.folder}/{MANIFEST_PATH}") != copy.manifest:
-        raise NotPermitted(
-            f"the copy {copy.store.url}/{copy.folder} was replaced meanwhile", hint="restore from another copy"
-        )
+def _its_manifest(store: Store, folder: str) -> Manifest | None:
+    """Return the manifest of a whole copy, judged as it is opened: all that is brought back is compared with it, whatever lies
+    by that name then. None where there is none. Raises NotTrusted, ValueError for a damaged one, OSError."""
+    try:
+        raw = store.read_judged(f"{folder}/{MANIFEST_PATH}", LIMIT)
+    except FileNotFoundError:
+        return None
+    return parse_manifest(raw, f"{store.url}/{folder}/{MANIFEST_PATH}")
 
 
 def _require_half(partial: Path, inside: Path) -> None:

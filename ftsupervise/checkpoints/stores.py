@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -287,7 +288,10 @@ class ObjectStore:
                 yield piece
 
     def read_judged(self, name: str, limit: int) -> bytes:
-        return b"".join(self.read(name))  # who may write there is not seen
+        found = b"".join(islice(self.read(name), limit // PIECE + 1))  # who may write there is not seen
+        if len(found) > limit:
+            raise ValueError(f"{self.url}/{name} is larger than {limit} bytes")
+        return found
 
     def remove(self, name: str) -> None:
         with _as_os_error(self.url):

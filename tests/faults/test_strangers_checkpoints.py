@@ -26,7 +26,6 @@ from ftsupervise.checkpoints.stores import FolderStore
 from ftsupervise.checkpoints.verify import CheckpointState as State
 from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
 from ftsupervise.config.schema import Sharing
-from ftsupervise.errors import NotPermitted
 from ftsupervise.guard import Guard
 from ftsupervise.launch.folders import make_folders
 from ftsupervise.rundir.fence import STAGING
@@ -412,7 +411,32 @@ def test_no_copy_of_a_member_is_brought_back_in_the_place_of_ones_own(folder: Pa
         commit(copies / "step-2")
 
     as_one(EVE, lay)
-    copy = next(one for one in copies_in([ExchangedOnceJudged(copies)])[0] if one.folder == "step-2")
-    with pytest.raises(NotPermitted):
-        restore(copy, back, now=lambda: datetime.now(timezone.utc))
+    for copy in copies_in([ExchangedOnceJudged(copies)])[0]:
+        if copy.folder == "step-2":
+            restore(copy, back, now=lambda: datetime.now(timezone.utc))
     assert not list(back.iterdir())
+
+
+@pytest.mark.threat(
+    "Another account lays a copy of a later step into the place for your copies, or a thousand with manifests of 250 MB, "
+    "before you bring your newest back.",
+    "The newest of your own is brought back. Of the others no manifest is read.",
+)
+@pytest.mark.parametrize("mode", [0o2775, 0o1777])
+def test_the_copies_of_others_keep_nobody_from_his_own(folder: Path, mode: int) -> None:
+    (copies := folder / "copies").mkdir()
+    os.chown(copies, 0, PROJECT)
+    copies.chmod(mode)
+    (folder / "step-2").rename(copies / "step-2")
+
+    def lay() -> None:
+        for number in range(1000):
+            (page := manifest_of(copies / f"step-{9 + number}")).parent.mkdir(parents=True)
+            page.touch()
+            os.truncate(page, 250_000_000)
+
+    as_one(EVE, lay)
+    began = time.monotonic()
+    said = type_in("checkpoints", "restore", "--from", str(copies), "--to", str(folder / "back"))
+    assert said.exit_code == 0 and "1,000 of the copies there are not read" in said.output, said.output
+    assert (folder / "back" / "step-2").is_dir() and time.monotonic() - began < 20
