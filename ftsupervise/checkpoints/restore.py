@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.checkpoints import block_lists, digest
-from ftsupervise.checkpoints.manifest import LIMIT, FileEntry, Manifest, parse_manifest, read_manifest, write_manifest
-from ftsupervise.checkpoints.offload import MANIFEST_PATH, WORKERS, CopyDamaged, identity
+from ftsupervise.checkpoints.manifest import FileEntry, Manifest, read_manifest, write_manifest
+from ftsupervise.checkpoints.offload import MANIFEST_PATH, WORKERS, CopyDamaged, identity, manifest_in
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.stores import FolderStore, Rights, Store
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
@@ -87,7 +87,7 @@ def copies_in(stores: Iterable[Store]) -> tuple[tuple[FoundCopy, ...], tuple[Sto
         others = list[NotTrusted]()
         for folder in folders:
             try:
-                manifest = _its_manifest(store, folder)
+                manifest = manifest_in(store, folder)
             except NotTrusted as error:  # no more of it is read: others may have laid any number there, of any size
                 others.append(error)
                 continue
@@ -171,16 +171,6 @@ def restore(
                 os.rename(beside / partial.name, beside / target.name)
             sync_directory(beside)
     return target
-
-
-def _its_manifest(store: Store, folder: str) -> Manifest | None:
-    """Return the manifest of a whole copy, judged as it is opened: all that is brought back is compared with it, whatever lies
-    by that name then. None where there is none. Raises NotTrusted, ValueError for a damaged one, OSError."""
-    try:
-        raw = store.read_judged(f"{folder}/{MANIFEST_PATH}", LIMIT)
-    except FileNotFoundError:
-        return None
-    return parse_manifest(raw, f"{store.url}/{folder}/{MANIFEST_PATH}")
 
 
 def _require_half(partial: Path, inside: Path) -> None:

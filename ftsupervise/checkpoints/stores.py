@@ -94,6 +94,9 @@ class Store(Protocol):
     def remove(self, name: str) -> None:
         """Remove the file ``name``; one that is not there is no error."""
 
+    def of_others(self, folder: str) -> bool:
+        """Return whether another account has made ``folder``. Raises OSError."""
+
     def distrusted(self, folder: str) -> str:
         """Return why the contents of ``folder`` are not trusted, as a clause; "" when they are."""
 
@@ -180,6 +183,9 @@ class FolderStore:
         path = self.root / inside(name)
         with suppress(FileNotFoundError), held(path.parent) as here:
             (here / path.name).unlink()
+
+    def of_others(self, folder: str) -> bool:
+        return (self.root / folder).lstat().st_uid not in (0, os.geteuid())
 
     def distrusted(self, folder: str) -> str:
         """Return why another account could have exchanged the checkpoint: one that may write the files or rename the
@@ -299,6 +305,9 @@ class ObjectStore:
                 self._fs.rm_file(f"{self._root}/{inside(name)}")
             except FileNotFoundError:
                 return
+
+    def of_others(self, folder: str) -> bool:
+        return False
 
     def distrusted(self, folder: str) -> str:
         """Return "": an account that may write into the store has its credentials, and the store's own rules say who

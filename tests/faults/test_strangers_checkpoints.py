@@ -440,3 +440,58 @@ def test_the_copies_of_others_keep_nobody_from_his_own(folder: Path, mode: int) 
     said = type_in("checkpoints", "restore", "--from", str(copies), "--to", str(folder / "back"))
     assert said.exit_code == 0 and "1,000 of the copies there are not read" in said.output, said.output
     assert (folder / "back" / "step-2").is_dir() and time.monotonic() - began < 20
+
+
+def forge(copies: Path) -> None:
+    """Put a copy without contents in the place of one that is whole."""
+    (copies / "step-1").rename(copies / ".gone")
+    shutil.copytree(copies / ".gone" / FOLDER_NAME, copies / "step-1" / FOLDER_NAME)
+    (copies / "step-1" / "weights").touch()
+    os.truncate(copies / "step-1" / "weights", 1)
+
+
+@pytest.mark.threat(
+    "A member who may write the place for your copies puts one with your manifest and files of nothing in the place of yours. "
+    "`prune` (`checkpoints.retain.copied`) deletes the checkpoint here, for it has a copy.",
+    "A copy counts by a manifest that nobody else can have written.",
+)
+def test_no_forged_copy_has_a_checkpoint_removed(top: Path, python: str) -> None:
+    own, copies = top / "own", top / "copies"
+    for place, mode in ((own, 0o755), (copies, 0o2775)):
+        place.mkdir()
+        os.chown(place, pwd.getpwnam(ADA).pw_uid, PROJECT)
+        place.chmod(mode)
+
+    def save() -> None:
+        for step in (1, 2, 3):
+            (own / f"step-{step}").mkdir()
+            (own / f"step-{step}" / "weights").write_bytes(b"w")
+            commit(own / f"step-{step}")
+
+    def type_in_as_ada(*words: str) -> str:
+        said = type_as(ADA, [python, "-I", "-m", "ftsupervise", "checkpoints", *words, str(own)], own, "/", 0o022)
+        assert said.code == 0, said.said
+        return said.said
+
+    as_one(ADA, save)
+    type_in_as_ada("offload", "--all", "--to", str(copies))
+    as_one(EVE, partial(forge, copies))
+    type_in_as_ada("prune", "--last", "2", "--copied")
+    assert (own / "step-1").exists()
+    type_in_as_ada("offload", "--all", "--to", str(copies))
+    assert (copies / "step-1~2").exists(), "it is copied once more"
+    type_in_as_ada("prune", "--last", "2", "--copied")
+    assert not (own / "step-1").exists()
+
+
+@pytest.mark.threat(
+    "Another account makes the folder first that your next copy would have, open to you or to nobody.",
+    "The copy has another name. Nothing is copied into what others could exchange.",
+)
+@pytest.mark.parametrize("mode", [0o700, 0o777])
+def test_nothing_is_copied_into_what_another_account_has_made(folder: Path, mode: int) -> None:
+    (copies := folder / "copies").mkdir()
+    copies.chmod(0o1777)
+    as_one(EVE, lambda: (copies / "step-2").mkdir(mode), umask=0)
+    said = type_in("checkpoints", "offload", "--to", str(copies), str(folder))
+    assert said.exit_code == 0 and (copies / "step-2~2" / "sub" / "weights").exists(), said.output
