@@ -119,9 +119,11 @@ def others_refused(folder: Path, others: Sequence[ManifestHead], rundir: RunDir)
     )
 
 
-def _entries(folder: Path, pattern: str, members: bool) -> Iterator[tuple[os.DirEntry[str], os.stat_result, bool]]:
-    """Yield those of trusted accounts (True), and the first ones of others, who may fill a folder where everybody may write."""
-    left = {True: _MOST, False: _MOST_OF_OTHERS}  # whether they are trusted
+def _entries(
+    folder: Path, pattern: str, members: bool, accounts: Collection[int] = (), of_others: int = _MOST_OF_OTHERS
+) -> Iterator[tuple[os.DirEntry[str], os.stat_result, bool]]:
+    """Yield those of trusted accounts (True), and the first ``of_others``, who may fill a folder where everybody may write."""
+    left = {True: _MOST, False: of_others}  # whether they are trusted
     known: dict[int, bool] = {}
     with os.scandir(folder) as entries:
         above = os.stat(folder)  # noqa: PTH116
@@ -137,7 +139,7 @@ def _entries(folder: Path, pattern: str, members: bool) -> Iterator[tuple[os.Dir
                 continue
             if facts.st_uid not in known:
                 mine = facts.st_uid == os.geteuid()  # whoever else may write the folder
-                known[facts.st_uid] = mine or not stranger(above, facts, members=members)
+                known[facts.st_uid] = mine or not stranger(above, facts, accounts, members=members)
             trusted = known[facts.st_uid]
             left[trusted] -= 1
             if trusted and left[trusted] < 0:
@@ -227,17 +229,17 @@ def sizes_back(folder: str, pattern: str, run_dir: str) -> list[tuple[str, str, 
 
 
 def names_of_other_runs(folder: str, pattern: str, run_dir: str, known: Collection[str]) -> list[str]:
-    """Return the names of the checkpoints of other runs, in plain values, for a caller at the other end of a pipe; those
-    ``known`` are not looked at. Raises OSError.
+    """Return the names of the checkpoints of other runs, and of accounts that are not trusted, in plain values, for a caller at
+    the other end of a pipe; those ``known`` are not looked at. Raises OSError.
     """
     rundir = RunDir(run_dir)
-    me, members = read_lineage(rundir), believes_members(rundir)
-    found = [
-        _found(Path(folder, entry.name), facts, trusted)
-        for entry, facts, trusted in _entries(Path(folder), pattern, members)
+    me, members, owner = read_lineage(rundir), believes_members(rundir), rundir.root.stat().st_uid
+    return [
+        entry.name
+        for entry, facts, trusted in _entries(Path(folder), pattern, members, (owner,), _MOST)
         if entry.name not in known
+        if not trusted or _found(Path(folder, entry.name), facts, trusted).belongs(me) is Belongs.ANOTHERS
     ]
-    return [one.path.name for one in found if one.belongs(me) is Belongs.ANOTHERS]
 
 
 def newest(folder: Path, scope: Scope = Scope(), *, pattern: str = "*") -> Verdict | None:  # noqa: B008 - a frozen value

@@ -29,7 +29,7 @@ from ftsupervise.checkpoints.manifest import FOLDER_NAME, CheckpointLayout, loop
 from ftsupervise.checkpoints.offload import being_copied
 from ftsupervise.checkpoints.restore import RESTORING
 from ftsupervise.host import files
-from ftsupervise.host.ownership import remove_entry
+from ftsupervise.host.ownership import remove_entry, stranger
 from ftsupervise.host.rate import RateLimit
 from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.rundir import fence
@@ -461,9 +461,10 @@ def kind_of(one: Found) -> str:
 def of_others(found: Collection[Found], run: Lineage | None) -> dict[str, str]:
     """Return name -> a clause, for each that is not known to be of this ``run``, where another run saves there too.
 
-    Where all of them are of one run, or nothing says whose they are, none is spared.
+    Where all of them are of one run, or nothing says whose they are, none is spared. What accounts that are not trusted say of
+    theirs does not count.
     """
-    whole = [one for one in found if one.belongs(run) in (Belongs.ANOTHERS, Belongs.TAKEN)]
+    whole = [one for one in found if one.trusted and one.belongs(run) in (Belongs.ANOTHERS, Belongs.TAKEN)]
     spared = {one.path.name: f"{whose(one.head)} wrote it, and only that run removes it" for one in whole if one.head}
     if whole:
         unknown = "nothing says which run wrote it, and another run has saved here"
@@ -478,11 +479,20 @@ def _may_live(one: Attempt) -> bool:
 def _copied(folder: Path, now: float) -> dict[str, str]:
     found = {}
     for name in names_in(folder):
-        if name.startswith(RESTORING) and not unchanged(folder / name, now):
+        if name.startswith(RESTORING) and _being_restored(folder / name, now):
             found[name.removeprefix(RESTORING)] = "it is being restored"
         elif not name.startswith(".") and being_copied(folder / name, now - A_DAY):
             found[name] = "it is being copied"
     return found
+
+
+def _being_restored(half: Path, now: float) -> bool:
+    """Return whether a restore works at it, or has not long ago; what an account that is not trusted has laid there is none."""
+    try:
+        whose = stranger(half.parent.stat(), half.lstat())
+    except FileNotFoundError:
+        return False
+    return not whose and not unchanged(half, now)
 
 
 def leftovers(rundir: RunDir | None, folder: Path, now: float) -> tuple[str, ...]:

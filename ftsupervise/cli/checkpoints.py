@@ -317,7 +317,8 @@ def run_to_note(place: CheckpointPlace) -> Lineage | None:
     from ftsupervise.checkpoints.retain import of_others
 
     me = place.run
-    return None if me is None or of_others(checkpoints_in(place.folder, pattern=place.pattern), me) else me
+    there = checkpoints_in(place.folder, pattern=place.pattern, members=place.members)
+    return None if me is None or of_others(there, me) else me
 
 
 def _to_commit(place: CheckpointPlace, *, again: bool, single: bool) -> tuple[Path, ...]:

@@ -17,19 +17,24 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.checkpoints.commit import commit
-from ftsupervise.checkpoints.find import choose, others_in
+from ftsupervise.checkpoints.find import checkpoints_in, choose, names_of_other_runs, others_in
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, encoded, manifest_of, read_manifest, write_manifest
 from ftsupervise.checkpoints.quarantine import QUARANTINE, quarantined, set_aside
 from ftsupervise.checkpoints.restore import copies_in, restore
-from ftsupervise.checkpoints.retain import leftovers
+from ftsupervise.checkpoints.retain import in_use, leftovers, of_others
 from ftsupervise.checkpoints.stores import FolderStore
 from ftsupervise.checkpoints.verify import CheckpointState as State
 from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
 from ftsupervise.config.schema import Sharing
 from ftsupervise.guard import Guard
 from ftsupervise.launch.folders import make_folders
+from ftsupervise.rundir.anchor import Anchor
 from ftsupervise.rundir.fence import STAGING
+from ftsupervise.rundir.lineage import Lineage, keep_lineage
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import write_json
+from ftsupervise.snapshots.doubts import Beside
+from ftsupervise.snapshots.kept import KeptPage, anchors
 from tests.neighbours.stranger import ADA, EVE, STRANGER, as_one, as_stranger, type_as
 from tests.neighbours.stranger import GROUP as PROJECT
 from tests.story.alerting_scene import type_in
@@ -289,7 +294,7 @@ def in_two_days(folder: Path) -> None:
 )
 @pytest.mark.parametrize("mode", [0o2775, 0o1777])
 @pytest.mark.parametrize(
-    "name", ["step-9", ".snapshot-00000009-0001-x", ".restoring-9", ".removing-9", QUARANTINE, FOLDER_NAME, STAGING]
+    "name", ["step-9", ".snapshot-00000009-0001-abc", ".restoring-9", ".removing-9", QUARANTINE, FOLDER_NAME, STAGING]
 )
 def test_what_lets_nobody_in_keeps_nothing_from_being_removed(top: Path, python: str, name: str, mode: int) -> None:
     os.chown(top, pwd.getpwnam(ADA).pw_uid, PROJECT)
@@ -495,3 +500,51 @@ def test_nothing_is_copied_into_what_another_account_has_made(folder: Path, mode
     as_one(EVE, lambda: (copies / "step-2").mkdir(mode), umask=0)
     said = type_in("checkpoints", "offload", "--to", str(copies), str(folder))
     assert said.exit_code == 0 and (copies / "step-2~2" / "sub" / "weights").exists(), said.output
+
+
+@pytest.mark.threat(
+    "Another account lays a file like a checkpoint beside yours each hour: the watch would take it for one of the run, which "
+    "saves nothing any more, and tell nobody.",
+    "What accounts that are not trusted have laid there is no save of the run.",
+)
+@pytest.mark.parametrize("mode", [0o2775, 0o1777])
+def test_what_another_account_lays_there_is_no_save_of_the_run(folder: Path, tmp_path: Path, mode: int) -> None:
+    os.chown(folder, 0, PROJECT)
+    folder.chmod(mode)
+    run = RunDir(tmp_path)
+    keep_lineage(run, "mine")
+    as_one(EVE, (folder / "last.ckpt").touch)
+    assert names_of_other_runs(str(folder), "*", str(run.root), ()) == ["last.ckpt"]
+
+
+def a_restore(folder: Path) -> None:
+    (folder / ".restoring-step-1").mkdir()
+
+
+def another_run_s(folder: Path) -> None:
+    (folder / "step-9").mkdir()
+    (folder / "step-9" / "weights").write_bytes(b"w")
+    write_manifest(folder / "step-9", commit(folder / "step-9")._replace(run="theirs", run_id="theirs"))
+
+
+def a_snapshot(folder: Path) -> None:
+    kept = folder / ".snapshot-00000009-0001-abc"
+    kept.mkdir()
+    write_json(kept / "snapshot.json", KeptPage(9, 1, 1, beside=Beside(anchor=Anchor("step-1"))))
+
+
+@pytest.mark.threat(
+    "Another account lays the half of a restore, a kept snapshot or a checkpoint of another run beside yours, which says that "
+    "an old one of yours is in use: it is never removed, until the disk is full.",
+    "What accounts that are not trusted have laid there says nothing of yours.",
+)
+@pytest.mark.parametrize("lay", [a_restore, another_run_s, a_snapshot])
+def test_what_others_lay_keeps_no_checkpoint_in_use(folder: Path, lay: Callable[[Path], None]) -> None:
+    folder.chmod(0o1777)
+    (folder / "step-3").mkdir()
+    (folder / "step-3" / "weights").write_bytes(b"w")
+    commit(folder / "step-3")
+    as_one(EVE, lambda: lay(folder))
+    found = checkpoints_in(folder)
+    assert of_others(found, Lineage(id="mine")) == {}
+    assert in_use(None, folder, time.time(), anchors(folder)) == {}
