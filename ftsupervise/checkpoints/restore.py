@@ -87,6 +87,8 @@ def copies_in(stores: Iterable[Store]) -> tuple[tuple[FoundCopy, ...], tuple[Sto
             continue
         others = list[NotTrusted]()
         for folder in folders:
+            if folder.startswith("."):  # no checkpoint is called so; our own folders beside it are
+                continue
             try:
                 manifest = manifest_in(store, folder)
             except NotTrusted as error:  # no more of it is read: others may have laid any number there, of any size

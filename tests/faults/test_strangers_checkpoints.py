@@ -548,3 +548,21 @@ def test_what_others_lay_keeps_no_checkpoint_in_use(folder: Path, lay: Callable[
     found = checkpoints_in(folder)
     assert of_others(found, Lineage(id="mine")) == {}
     assert in_use(None, folder, time.time(), anchors(folder)) == {}
+
+
+@pytest.mark.threat(
+    "A member who may write the place for your copies gives your newest one the name of a folder of ours (`.staging`): brought "
+    "back, it would take the place of what your run prepares its saves in.",
+    "What begins with a dot is no copy.",
+)
+@pytest.mark.parametrize("name", [STAGING, QUARANTINE])
+def test_no_copy_is_brought_back_in_the_place_of_our_own_folders(folder: Path, name: str) -> None:
+    (copies := folder / "copies").mkdir()
+    os.chown(copies, 0, PROJECT)
+    copies.chmod(0o2775)
+    shutil.copytree(folder / "step-2", copies / "step-2")
+    (folder / STAGING / "0001").mkdir(parents=True)
+    (folder / QUARANTINE / "step-1").mkdir(parents=True)
+    as_one(EVE, lambda: (copies / "step-2").rename(copies / name))
+    type_in("checkpoints", "restore", "--from", str(copies), "--to", str(folder))
+    assert (folder / STAGING / "0001").exists() and (folder / QUARANTINE / "step-1").exists()
