@@ -83,14 +83,15 @@ def distrust_folder(folder: Path, accounts: Collection[int] = ()) -> str:
     """Return why a stranger could have put checkpoints into ``folder``, as a clause; "" when none could. Raises
     OSError, EPERM for a stranger's link on the way.
 
-    A folder that a group may write is trusted. What its members have laid there is, where the caller says so (``members``).
+    A folder that a group may write is trusted. What its members have laid there is not, unless it is the group ``members``, in
+    the other functions here.
     """
     with files.open_folder(folder, follow=True, flags=os.O_PATH) as fd:  # a person may have linked it
         found = os.fstat(fd)
     return distrust(found, folder, accounts=accounts, group=found.st_gid if is_shared(found) else None)
 
 
-def distrust_itself(checkpoint: Path, accounts: Collection[int] = (), *, members: bool = False) -> str:
+def distrust_itself(checkpoint: Path, accounts: Collection[int] = (), *, members: int | None = None) -> str:
     """Return why a stranger could have put the checkpoint there, as a clause; "" when none could. It is not looked into: one of
     a stranger may have no end, or let nobody in. Raises OSError."""
     above = os.stat(checkpoint.parent)  # noqa: PTH116
@@ -100,7 +101,7 @@ def distrust_itself(checkpoint: Path, accounts: Collection[int] = (), *, members
 
 
 def distrust_contents(
-    checkpoint: Path, contents: Contents, accounts: Collection[int] = (), *, members: bool = False
+    checkpoint: Path, contents: Contents, accounts: Collection[int] = (), *, members: int | None = None
 ) -> str:
     """Return why a stranger could have changed the checkpoint, as a clause; "" when none could. Raises OSError.
 
@@ -128,7 +129,7 @@ def distrust_contents(
 
 
 def distrust_record(
-    root: Path, accounts: Collection[int] = (), names: Collection[str] = (), *, members: bool = False
+    root: Path, accounts: Collection[int] = (), names: Collection[str] = (), *, members: int | None = None
 ) -> str:
     """Return the same for our own folder in ``root`` and the manifests there, or only those of these ``names``; "" also where
     there is none."""
@@ -153,10 +154,10 @@ def distrust_record(
 
 
 def _distrust(
-    holder: os.stat_result, found: os.stat_result, path: str, accounts: Collection[int], members: bool
+    holder: os.stat_result, found: os.stat_result, path: str, accounts: Collection[int], members: int | None
 ) -> str:
     """Return why the owner or a writer of ``path`` in ``holder`` is not trusted."""
-    reason = stranger(holder, found, accounts, members=members)
+    reason = stranger(holder, found, accounts, members=holder.st_gid == members)
     if reason:
         return f"{path} is not trusted: {reason}"
     return may_be_changed(holder, found, path)

@@ -24,7 +24,7 @@ from ftsupervise.checkpoints.verify import CheckpointState, Scope, Verdict, veri
 from ftsupervise.errors import Refused
 from ftsupervise.host.ownership import stranger
 from ftsupervise.printable import printable
-from ftsupervise.rundir.lineage import Belongs, Lineage, believes_members, belongs, read_lineage, whose
+from ftsupervise.rundir.lineage import Belongs, Lineage, believed_group, belongs, read_lineage, whose
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import time_of
 
@@ -66,13 +66,13 @@ def unfinished(name: str) -> bool:
 
 
 def checkpoints_in(
-    folder: Path, *, pattern: str = "*", run: Lineage | None = None, members: bool = False
+    folder: Path, *, pattern: str = "*", run: Lineage | None = None, members: int | None = None
 ) -> tuple[Found, ...]:
     """Return the checkpoints in ``folder``, newest first; () where there is no such folder.
 
     Every folder counts whose name matches and does not say that it is unfinished, and every file of a checkpoint's
-    kind. ``run``: without those of other runs that it has not taken over. ``members``: those of the group are trusted too
-    (``lineage.believes_members``). Raises OSError where the folder cannot be read.
+    kind. ``run``: without those of other runs that it has not taken over. ``members``: the group whose members are
+    trusted too (``lineage.believed_group``). Raises OSError where the folder cannot be read.
     """
     try:
         found = [
@@ -98,7 +98,7 @@ def others_in(folder: Path, pattern: str, rundir: RunDir, name: str) -> tuple[Ma
     manifest's head of each. Raises OSError."""
     me = read_lineage(rundir)
     me = me._replace(id=me.id or "new", names=(*me.names, name))
-    there = checkpoints_in(folder, pattern=pattern, members=believes_members(rundir))
+    there = checkpoints_in(folder, pattern=pattern, members=believed_group(rundir))
     return runs_in(one for one in there if one.belongs(me) is Belongs.ANOTHERS)
 
 
@@ -120,7 +120,7 @@ def others_refused(folder: Path, others: Sequence[ManifestHead], rundir: RunDir)
 
 
 def _entries(
-    folder: Path, pattern: str, members: bool, accounts: Collection[int] = (), of_others: int = _MOST_OF_OTHERS
+    folder: Path, pattern: str, members: int | None, accounts: Collection[int] = (), of_others: int = _MOST_OF_OTHERS
 ) -> Iterator[tuple[os.DirEntry[str], os.stat_result, bool]]:
     """Yield those of trusted accounts (True), and the first ``of_others``, who may fill a folder where everybody may write."""
     left = {True: _MOST, False: of_others}  # whether they are trusted
@@ -139,7 +139,7 @@ def _entries(
                 continue
             if facts.st_uid not in known:
                 mine = facts.st_uid == os.geteuid()  # whoever else may write the folder
-                known[facts.st_uid] = mine or not stranger(above, facts, accounts, members=members)
+                known[facts.st_uid] = mine or not stranger(above, facts, accounts, members=above.st_gid == members)
             trusted = known[facts.st_uid]
             left[trusted] -= 1
             if trusted and left[trusted] < 0:
@@ -223,7 +223,7 @@ def sizes_back(folder: str, pattern: str, run_dir: str) -> list[tuple[str, str, 
     """
     rundir = RunDir(run_dir)
     owner = rundir.root.stat().st_uid
-    scope = Scope(accounts=(owner,), run=read_lineage(rundir), members=believes_members(rundir))
+    scope = Scope(accounts=(owner,), run=read_lineage(rundir), members=believed_group(rundir))
     seen = [one for one in look_back(Path(folder), scope, pattern=pattern) if one.state is not CheckpointState.ANOTHERS]
     return [(str(one.path), one.state.value, list(one.wrong[:3]), one.manifest, one.error) for one in seen]
 
@@ -233,7 +233,7 @@ def names_of_other_runs(folder: str, pattern: str, run_dir: str, known: Collecti
     the other end of a pipe; those ``known`` are not looked at. Raises OSError.
     """
     rundir = RunDir(run_dir)
-    me, members, owner = read_lineage(rundir), believes_members(rundir), rundir.root.stat().st_uid
+    me, members, owner = read_lineage(rundir), believed_group(rundir), rundir.root.stat().st_uid
     return [
         entry.name
         for entry, facts, trusted in _entries(Path(folder), pattern, members, (owner,), _MOST)

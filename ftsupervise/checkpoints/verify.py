@@ -94,15 +94,15 @@ class Verdict(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """The demands on a checkpoint. ``accounts``: user ids that are trusted besides this account and root; ``members``: those of
-    the group too, in a folder that it may write (``lineage.believes_members``)."""
+    """The demands on a checkpoint. ``accounts``: user ids that are trusted besides this account and root; ``members``: the
+    group whose members are too, in a folder that it may write (``lineage.believed_group``)."""
 
     thoroughness: Thoroughness = Thoroughness.SIZES
     world: int | None = None  # the ranks that it must have been written by; None: any number
     accounts: Collection[int] = ()
     progress: Callable[[int], object] = lambda done: None  # called with the bytes of each piece that was read
     run: Lineage | None = None  # the run that would go on from it; None: any run's is good
-    members: bool = False
+    members: int | None = None
 
 
 def verify(checkpoint: Path, scope: Scope = Scope()) -> Verdict:  # noqa: B008 - a frozen value

@@ -33,11 +33,11 @@ class CheckpointPlace(NamedTuple):
         return None if self.rundir is None else read_lineage(self.rundir)
 
     @property
-    def members(self) -> bool:
-        """Whether those of the group are trusted there too. Raises OSError."""
-        from ftsupervise.rundir.lineage import believes_members
+    def members(self) -> int | None:
+        """The group whose members are trusted there too; None: none. Raises OSError."""
+        from ftsupervise.rundir.lineage import believed_group
 
-        return believes_members(self.rundir)
+        return believed_group(self.rundir)
 
 
 def place_of(run: str | None, *, acts: bool) -> CheckpointPlace:

@@ -478,9 +478,10 @@ class Checkpoints:
 
     def _is_shared(self) -> bool:
         """Return whether members of the group go on from what is saved here. Raises OSError."""
-        from ftsupervise.rundir.lineage import believes_members
+        from ftsupervise.rundir.lineage import believed_group
 
-        return mode_inside(self._area) == SHARED and believes_members(self._place.rundir)
+        group = believed_group(self._place.rundir)
+        return group is not None and mode_inside(self._area) == SHARED and self._area.stat().st_gid == group
 
     def _require_ours(self, path: Path) -> None:
         """Raise FileExistsError where ``path`` is a checkpoint of another run, OSError where that cannot be seen."""

@@ -32,7 +32,7 @@ from ftsupervise.model import Attempt
 from ftsupervise.rundir import ledger, switches
 from ftsupervise.rundir.attempt_pages import read_page, write_page
 from ftsupervise.rundir.beginnings import saved_before
-from ftsupervise.rundir.lineage import Belongs, Lineage, believes_members, belongs, read_lineage
+from ftsupervise.rundir.lineage import Belongs, Lineage, believed_group, belongs, read_lineage
 from ftsupervise.rundir.observing import Observes, tell_only
 from ftsupervise.rundir.paths import ENV_GUARD, RESUMED, RunDir
 from ftsupervise.rundir.records import read_record, write_json
@@ -485,7 +485,7 @@ def _scope(place: RankContext, world: int | None, voice: Voice, wanted: Wanted) 
     elif place.rank and thoroughness is Thoroughness.FULL:  # rank 0 reads every byte for all
         thoroughness = Thoroughness.QUICK
     run = None if place.rundir is None else read_lineage(place.rundir)
-    return Scope(thoroughness, world, run_owner(place), run=run, members=believes_members(place.rundir))
+    return Scope(thoroughness, world, run_owner(place), run=run, members=believed_group(place.rundir))
 
 
 def _suspicion(place: RankContext, voice: Voice) -> Suspicion | None:

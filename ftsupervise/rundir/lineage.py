@@ -103,15 +103,16 @@ def read_lineage(rundir: RunDir) -> Lineage:
     return _here(_noted(rundir), root, _inode(root))._replace(root=root, checkpoints=str(rundir.checkpoints))
 
 
-def believes_members(rundir: RunDir | None) -> bool:
-    """Return whether the run goes on from what members of the group have saved: its launches are shared with them. The mode of
-    the folder that it saves in does not say so, which an umask of 002 opens in a project's folder. Raises OSError."""
+def believed_group(rundir: RunDir | None) -> int | None:
+    """Return the group from whose members' checkpoints the run goes on: its launches are shared with it; None: from nobody's.
+    The mode of the folder that it saves in does not say so, for an umask of 002 opens it to the project. Raises OSError."""
     if rundir is None:
-        return False
+        return None
     try:
-        return is_shared(os.stat(rundir.launches))  # noqa: PTH116
+        found = os.stat(rundir.launches)  # noqa: PTH116
     except FileNotFoundError:  # nobody has launched it
-        return False
+        return None
+    return found.st_gid if is_shared(found) else None
 
 
 def _noted(rundir: RunDir) -> Lineage:

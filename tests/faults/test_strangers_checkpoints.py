@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="ne
 
 GROUP = 100  # users
 FULL = Scope(Thoroughness.FULL)
-SHARED = FULL._replace(members=True)  # as a run whose launches are shared
+SHARED = FULL._replace(members=PROJECT)  # as a run whose launches are shared with that group
 
 
 @pytest.fixture
@@ -99,12 +99,13 @@ def test_in_a_folder_that_its_owner_shares_with_a_group_only_the_group_is_believ
     folder.chmod(0o2775)
     for path in (folder / "step-2", *(folder / "step-2").rglob("*")):
         given_away(path)
-    seen = verify(folder / "step-2", SHARED)
+    shared = FULL._replace(members=GROUP)
+    seen = verify(folder / "step-2", shared)
     assert seen.state is State.NOT_TRUSTED and "is not in the group users" in seen.words()
     for path in (folder / "step-1", *(folder / "step-1").rglob("*")):
         os.chown(path, 0, GROUP)
         path.chmod(0o2775 if path.is_dir() else 0o664)
-    assert verify(folder / "step-1", SHARED).state is State.VERIFIED
+    assert verify(folder / "step-1", shared).state is State.VERIFIED
 
 
 def test_a_manifest_is_not_written_through_a_link_that_a_stranger_laid(folder: Path) -> None:
@@ -251,15 +252,17 @@ def an_archive(of: Path) -> None:
     "Members are believed where the launches are shared with them, whatever the mode of the folder. What the guard saves, "
     "nobody else may write.",
 )
-@pytest.mark.parametrize("launches_are_shared", [False, True])
-def test_a_member_lays_no_checkpoint_that_a_run_goes_on_from(top: Path, *, launches_are_shared: bool) -> None:
-    """``ada`` has made the folder with an umask of 002, as one makes a folder in a project."""
+@pytest.mark.parametrize("with_whom", ["nobody", "another group", "the group"])
+def test_a_member_lays_no_checkpoint_that_a_run_goes_on_from(top: Path, with_whom: str) -> None:
+    """``ada`` has made the folder with an umask of 002, as one makes a folder in a project. ``with_whom``: she shares the
+    launches."""
+    launches_are_shared = with_whom == "the group"
     os.chown(top, 0, PROJECT)
     top.chmod(0o2775)
     run, folder = RunDir(top / "run"), top / "checkpoints"
 
     def save() -> None:
-        make_folders(run, Sharing(launch=launches_are_shared))
+        make_folders(run, Sharing(launch=with_whom != "nobody"))
         folder.mkdir()
         with Guard(run.root, signals=()) as guard, guard.checkpoint(1) as made:
             (made / "weights").write_bytes(b"ada's")
@@ -276,11 +279,13 @@ def test_a_member_lays_no_checkpoint_that_a_run_goes_on_from(top: Path, *, launc
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FTSUPERVISE_CHECKPOINT_DIR", str(folder))
         as_one(ADA, save, umask=0o002)
+        if with_whom == "another group":
+            os.chown(run.launches, -1, GROUP)
         as_one(EVE, lay, umask=0o002)
         as_one(ADA, go_on, umask=0o002)
     mine = folder / "step-00000001"
     opened = [one for one in (mine, *mine.rglob("*")) if one.stat().st_mode & 0o022]
-    assert bool(opened) is launches_are_shared
+    assert bool(opened) is (with_whom != "nobody")
 
 
 def in_two_days(folder: Path) -> None:
