@@ -29,7 +29,7 @@ from ftsupervise.rundir.records import time_of
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.commit import Origin
-    from ftsupervise.checkpoints.contents import FileFacts
+    from ftsupervise.checkpoints.contents import Contents, FileFacts
     from ftsupervise.checkpoints.manifest import FileEntry
     from ftsupervise.guard.loaded_again import LoadedAgain, LoadedInPart
     from ftsupervise.guard.resume import Unread, Wanted
@@ -414,6 +414,7 @@ class Checkpoints:
         from ftsupervise.checkpoints.manifest import FOLDER_NAME, manifest_of, write_manifest
 
         contents = contents_of(staged)
+        self._require_believed(contents, staged)
         self._close(staged / path for path in (*contents.files, *contents.folders))
         joined = rank_lists.join(staged, contents, ranks)
         base = base_for(self.folder, self._place.incremental, self._run())
@@ -438,6 +439,13 @@ class Checkpoints:
             require_still(staged, contents)
         except NotComplete as error:
             raise OSError(errno.EBUSY, str(error)) from None
+
+    def _require_believed(self, contents: Contents, staged: Path) -> None:
+        """Raise PermissionError where the next start would not go on from it, for something of another account lies there."""
+        believed = {0, os.geteuid(), *run_owner(self._place)}
+        if not self._is_shared() and any(one.st_uid not in believed for one in contents.stats()):
+            why = "something of another account lies there, so the next start would not go on from it"
+            raise PermissionError(errno.EPERM, why, str(staged))
 
     def _clear(self, staged: Path) -> None:
         """Remove what killed saves of this account have left.

@@ -35,7 +35,7 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
 from ftsupervise.snapshots.doubts import Beside
 from ftsupervise.snapshots.kept import KeptPage, anchors
-from tests.neighbours.stranger import ADA, EVE, STRANGER, as_one, as_stranger, type_as
+from tests.neighbours.stranger import ADA, EVE, STRANGER, as_one, as_stranger, begin_as, end, type_as
 from tests.neighbours.stranger import GROUP as PROJECT
 from tests.story.alerting_scene import type_in
 
@@ -571,3 +571,40 @@ def test_no_copy_is_brought_back_in_the_place_of_our_own_folders(folder: Path, n
     as_one(EVE, lambda: (copies / "step-2").rename(copies / name))
     type_in("checkpoints", "restore", "--from", str(copies), "--to", str(folder))
     assert (folder / STAGING / "0001").exists() and (folder / QUARANTINE / "step-1").exists()
+
+
+@pytest.mark.threat(
+    "A member who may write the folder in which your loop saves puts a folder of theirs in the place of the one that it writes "
+    "into: the save would count as made, and the next start go on from none of it.",
+    "Such a save raises.",
+)
+def test_no_save_counts_in_what_a_member_has_put_in_its_place(top: Path) -> None:
+    os.chown(top, 0, PROJECT)
+    top.chmod(0o2775)
+    (put := top / "put").touch()
+
+    def save() -> None:
+        guard = Guard(signals=())
+        with guard.checkpoint(1) as made:
+            (made / "weights").write_bytes(b"w")
+        with pytest.raises(OSError, match="another account"), guard.checkpoint(2) as made:
+            put.write_text(str(made))
+            while put.exists():
+                time.sleep(0.01)
+            (made / "weights").write_bytes(b"w")
+        found = guard.latest()
+        assert found is not None and found.name == "step-00000001"
+
+    def exchange_it() -> None:
+        while not (made := put.read_text()):
+            time.sleep(0.01)
+        Path(made).rename(Path(made).with_name("away"))
+        Path(made).mkdir(0o777)
+        put.unlink()
+
+    put.chmod(0o666)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FTSUPERVISE_CHECKPOINT_DIR", str(top))
+        ada = begin_as(ADA, save, umask=0o002)
+        as_one(EVE, exchange_it, umask=0)
+        end(ada, ADA)
