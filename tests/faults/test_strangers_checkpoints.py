@@ -28,13 +28,16 @@ from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
 from ftsupervise.config.schema import Sharing
 from ftsupervise.guard import Guard
 from ftsupervise.launch.folders import make_folders
+from ftsupervise.run.start_over import ScriptPlace, resumption
 from ftsupervise.rundir.anchor import Anchor
+from ftsupervise.rundir.attempt_pages import StartPage, write_page
 from ftsupervise.rundir.fence import STAGING
 from ftsupervise.rundir.lineage import Lineage, keep_lineage
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
 from ftsupervise.snapshots.doubts import Beside
 from ftsupervise.snapshots.kept import KeptPage, anchors
+from ftsupervise.truth import LeftCheckpoint
 from tests.neighbours.stranger import ADA, EVE, STRANGER, as_one, as_stranger, begin_as, end, type_as
 from tests.neighbours.stranger import GROUP as PROJECT
 from tests.story.alerting_scene import type_in
@@ -608,3 +611,38 @@ def test_no_save_counts_in_what_a_member_has_put_in_its_place(top: Path) -> None
         ada = begin_as(ADA, save, umask=0o002)
         as_one(EVE, exchange_it, umask=0)
         end(ada, ADA)
+
+
+@pytest.mark.threat(
+    "A member gives a checkpoint of your script the name `x --config=theirs ckpt.pt`. Where your command is shell code "
+    "(`train.py $FTSUPERVISE_RESUME | tee log`), the shell would take that for options of theirs.",
+    "A path that a shell takes apart is given to no shell code; the run says which it is.",
+)
+@pytest.mark.parametrize(
+    ("name", "goes_on"), [("ckpt.pt", True), ("x --config=theirs ckpt.pt", False), ("*.pt", False)]
+)
+def test_no_name_of_a_checkpoint_adds_options_to_a_command(top: Path, name: str, *, goes_on: bool) -> None:
+    os.chown(top, 0, PROJECT)
+    top.chmod(0o2775)
+    run, out = RunDir(top / "run"), top / "out"
+
+    def save() -> None:
+        make_folders(run, None)
+        out.mkdir()
+        (out / "ckpt.pt").write_bytes(b"weights")
+        for number in (1, 2):
+            run.attempt(number).mkdir()
+            write_page(run.attempt(number), StartPage(number, at=datetime.now(timezone.utc)))
+        write_page(run.attempt(1), LeftCheckpoint(str(out / name)))
+
+    def begin(*command: str) -> None:
+        place = ScriptPlace(run, run.checkpoints, command, run.attempt(2))
+        found = resumption(place, "--resume {checkpoint}", 2)
+        taken = goes_on or "-c" not in command
+        assert found.words == (("--resume", str(out / name)) if taken else ()), found
+        assert ("take the path of the newest checkpoint apart" in found.refused) is not taken
+
+    as_one(ADA, save, umask=0o002)
+    as_one(EVE, lambda: (out / "ckpt.pt").rename(out / name))
+    as_one(ADA, partial(begin, "bash", "-c", "python train.py $FTSUPERVISE_RESUME | tee log"))
+    as_one(ADA, partial(begin, "python", "train.py"))
