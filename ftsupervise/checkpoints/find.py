@@ -224,7 +224,13 @@ def sizes_back(folder: str, pattern: str, run_dir: str) -> list[tuple[str, str, 
     rundir = RunDir(run_dir)
     owner = rundir.root.stat().st_uid
     scope = Scope(accounts=(owner,), run=read_lineage(rundir), members=believed_group(rundir))
-    seen = [one for one in look_back(Path(folder), scope, pattern=pattern) if one.state is not CheckpointState.ANOTHERS]
+    whose = {0, os.geteuid(), owner}
+    seen = [
+        one
+        for one in look_back(Path(folder), scope, pattern=pattern)
+        if one.state is not CheckpointState.ANOTHERS
+        if one.state is not CheckpointState.NOT_TRUSTED or os.lstat(one.path).st_uid in whose
+    ]
     return [(str(one.path), one.state.value, list(one.wrong[:3]), one.manifest, one.error) for one in seen]
 
 

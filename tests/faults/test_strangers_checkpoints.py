@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.checkpoints.commit import commit
-from ftsupervise.checkpoints.find import checkpoints_in, choose, names_of_other_runs, others_in
+from ftsupervise.checkpoints.find import checkpoints_in, choose, names_of_other_runs, others_in, sizes_back
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, encoded, manifest_of, read_manifest, write_manifest
 from ftsupervise.checkpoints.quarantine import QUARANTINE, quarantined, set_aside
 from ftsupervise.checkpoints.restore import copies_in, restore
@@ -523,6 +523,8 @@ def test_what_another_account_lays_there_is_no_save_of_the_run(folder: Path, tmp
     keep_lineage(run, "mine")
     as_one(EVE, (folder / "last.ckpt").touch)
     assert names_of_other_runs(str(folder), "*", str(run.root), ()) == ["last.ckpt"]
+    as_one(EVE, (folder / "step-9").mkdir)
+    assert [Path(path).name for path, *_ in sizes_back(str(folder), "*", str(run.root))] == ["step-2"]
 
 
 def a_restore(folder: Path) -> None:
