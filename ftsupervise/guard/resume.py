@@ -126,6 +126,7 @@ def _names(there: tuple[Found, ...], newest: int) -> list[str]:
 
 _TRACKERS = ("latest", "latest_checkpointed_iteration.txt")  # beside the checkpoints of DeepSpeed and of Megatron
 FOLLOW_WITHIN = 900.0  # seconds in which the other ranks wait for rank 0, which may read every byte of a checkpoint
+_TOLD = 20  # checkpoints that are passed over
 SEEN_WITHIN = 60.0  # seconds until a rank sees what another one sees: a network file system shows new names late
 
 
@@ -543,8 +544,10 @@ def _still_skipped(place: RankContext, step: int) -> tuple[SkippedBatches, ...]:
 
 
 def _tell_passed(choice: Choice, voice: Voice) -> None:
-    for one in choice.passed:
+    for one in choice.passed[:_TOLD]:
         voice.once(f"{checkpoint_words(one.words())}; it is passed over")
+    if len(choice.passed) > _TOLD:  # others may have laid thousands there
+        voice.once(f"{len(choice.passed) - _TOLD:,} more are passed over")
 
 
 def _set_aside(place: RankContext, name: str, why: str, voice: Voice) -> bool:
