@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -204,20 +205,24 @@ def _refuse_itself(checkpoint: Path, store: Store) -> None:
 
 
 def _folder_for(manifest: Manifest, name: str, store: Store) -> tuple[str, bool]:
-    """Return the store's folder for this content, and whether a manifest of it lies there."""
-    names = set(store.names())
-    for number in range(1, _GENERATIONS):
+    """Return the store's folder for this content, and whether a manifest of it lies there. Folders that other accounts have
+    made are passed over, however many: who made one could exchange what is copied there."""
+    names, own, of = set(store.names()), 0, identity(manifest)
+    for number in count(1):
         folder = name if number == 1 else f"{name}~{number}"
         if folder not in names:
             return folder, False
-        if store.of_others(folder):  # who could exchange what is copied there
+        if store.of_others(folder):
             continue
         there = manifest_in(store, folder)
         if there is None:
             return folder, False
-        if identity(there) == identity(manifest):
+        if identity(there) == of:
             return folder, True
-    raise Error(f"{store.url} holds {_GENERATIONS - 1} other checkpoints called {name}", hint="copy to another place")
+        own += 1
+        if own >= _GENERATIONS:
+            break
+    raise Error(f"{store.url} holds {own} other checkpoints called {name}", hint="copy to another place")
 
 
 def manifest_in(store: Store, folder: str) -> Manifest | None:

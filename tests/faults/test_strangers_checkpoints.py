@@ -498,16 +498,23 @@ def test_no_forged_copy_has_a_checkpoint_removed(top: Path, python: str) -> None
 
 
 @pytest.mark.threat(
-    "Another account makes the folder first that your next copy would have, open to you or to nobody.",
+    "Another account makes the folders first that your next copy could have, a thousand, open to you or to nobody.",
     "The copy has another name. Nothing is copied into what others could exchange.",
 )
 @pytest.mark.parametrize("mode", [0o700, 0o777])
 def test_nothing_is_copied_into_what_another_account_has_made(folder: Path, mode: int) -> None:
     (copies := folder / "copies").mkdir()
     copies.chmod(0o1777)
-    as_one(EVE, lambda: (copies / "step-2").mkdir(mode), umask=0)
-    said = type_in("checkpoints", "offload", "--to", str(copies), str(folder))
-    assert said.exit_code == 0 and (copies / "step-2~2" / "sub" / "weights").exists(), said.output
+
+    def make_first() -> None:
+        for name in ("step-2", *(f"step-2~{number}" for number in range(2, 1000))):
+            (copies / name).mkdir(mode)
+
+    as_one(EVE, make_first, umask=0)
+    for sent in ("1 B sent", ""):
+        said = type_in("checkpoints", "offload", "--to", str(copies), str(folder))
+        assert said.exit_code == 0 and sent in said.output, said.output
+    assert (copies / "step-2~1000" / "sub" / "weights").exists() and not (copies / "step-2~1001").exists()
 
 
 @pytest.mark.threat(
