@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.guard.settings import RankContext, Voice, run_owner
 from ftsupervise.host import files
-from ftsupervise.host.ownership import SHARED, make_folder, mode_inside, remove_entry
+from ftsupervise.host.ownership import SHARED, make_folder, mode_inside, remove_entry, shown_user
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.anchor import Anchor, write_anchor
 from ftsupervise.rundir.paths import ENV_RUN, sync_directory, write_whole
@@ -442,10 +442,12 @@ class Checkpoints:
 
     def _require_believed(self, contents: Contents, staged: Path) -> None:
         """Raise PermissionError where the next start would not go on from it, for something of another account lies there."""
-        believed = {0, os.geteuid(), *run_owner(self._place)}
-        if not self._is_shared() and any(one.st_uid not in believed for one in contents.stats()):
+        if any(not self._is_believed(one) for one in contents.stats()):
             why = "something of another account lies there, so the next start would not go on from it"
             raise PermissionError(errno.EPERM, why, str(staged))
+
+    def _is_believed(self, one: os.stat_result) -> bool:
+        return one.st_uid in (0, os.geteuid(), *run_owner(self._place)) or self._is_shared()
 
     def _clear(self, staged: Path) -> None:
         """Remove what killed saves of this account have left.
@@ -579,10 +581,21 @@ class Checkpoints:
             _delete(aside)
         return done
 
+    def _refuse_another_account_s(self, target: Path) -> None:
+        """Raise FileExistsError where something of another account has the name of the checkpoint."""
+        try:
+            found = target.lstat()
+        except FileNotFoundError:
+            return
+        if not self._is_believed(found):
+            why = f"belongs to {shown_user(found.st_uid)}, and stays: have it moved away, or save elsewhere (checkpoints.path)"
+            raise FileExistsError(errno.EEXIST, why, str(target))
+
     def _move(self, staged: Path, target: Path) -> bool:
         try:
             return fence.move(staged, target, self._area)
         except OSError as error:
+            self._refuse_another_account_s(target)
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         self._require_ours(target)

@@ -655,3 +655,24 @@ def test_no_name_of_a_checkpoint_adds_options_to_a_command(top: Path, name: str,
     as_one(EVE, lambda: (out / "ckpt.pt").rename(out / name))
     as_one(ADA, partial(begin, "bash", "-c", "python train.py $FTSUPERVISE_RESUME | tee log"))
     as_one(ADA, partial(begin, "python", "train.py"))
+
+
+@pytest.mark.parametrize("mode", [0o2775, 0o1777])
+@pytest.mark.parametrize("theirs", [0o755, 0o777])
+def test_a_save_says_whose_folder_has_its_name(top: Path, mode: int, theirs: int) -> None:
+    os.chown(top, 0, PROJECT)
+    top.chmod(mode)
+
+    def save() -> None:
+        with pytest.raises(FileExistsError, match=f"belongs to {EVE}"), Guard(signals=()).checkpoint(1) as made:
+            (made / "weights").write_bytes(b"w")
+
+    def make_first() -> None:
+        (top / "step-00000001").mkdir(theirs)
+        (top / "step-00000001" / "x").touch()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FTSUPERVISE_CHECKPOINT_DIR", str(top))
+        as_one(EVE, make_first, umask=0)
+        as_one(ADA, save, umask=0o002)
+    assert (top / "step-00000001" / "x").exists()
