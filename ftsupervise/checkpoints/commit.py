@@ -273,7 +273,10 @@ def base_for(folder: Path, every: int, run: Lineage | None = None) -> Base | Non
     """Return the newest committed checkpoint of ``folder`` that is not another ``run``'s; None where the next is to be
     written in full. Raises OSError."""
     newest = (
-        next((one for one in checkpoints_in(folder, run=run) if one.committed and one.path.is_dir()), None)
+        next(
+            (one for one in checkpoints_in(folder, run=run) if one.committed and one.trusted and one.path.is_dir()),
+            None,
+        )
         if every > 1
         else None
     )

@@ -83,23 +83,26 @@ def distrust_folder(folder: Path, accounts: Collection[int] = ()) -> str:
     """Return why a stranger could have put checkpoints into ``folder``, as a clause; "" when none could. Raises
     OSError, EPERM for a stranger's link on the way.
 
-    A folder that its owner shares with a group is trusted, and so are the members of that group in it.
+    A folder that a group may write is trusted. What its members have laid there is not, unless it is the group ``members``, in
+    the other functions here.
     """
     with files.open_folder(folder, follow=True, flags=os.O_PATH) as fd:  # a person may have linked it
         found = os.fstat(fd)
     return distrust(found, folder, accounts=accounts, group=found.st_gid if is_shared(found) else None)
 
 
-def distrust_itself(checkpoint: Path, accounts: Collection[int] = ()) -> str:
+def distrust_itself(checkpoint: Path, accounts: Collection[int] = (), *, members: int | None = None) -> str:
     """Return why a stranger could have put the checkpoint there, as a clause; "" when none could. It is not looked into: one of
     a stranger may have no end, or let nobody in. Raises OSError."""
     above = os.stat(checkpoint.parent)  # noqa: PTH116
     return distrust_folder(checkpoint.parent, accounts) or _distrust(
-        above, os.lstat(checkpoint), f"{checkpoint}", accounts
+        above, os.lstat(checkpoint), f"{checkpoint}", accounts, members
     )
 
 
-def distrust_contents(checkpoint: Path, contents: Contents, accounts: Collection[int] = ()) -> str:
+def distrust_contents(
+    checkpoint: Path, contents: Contents, accounts: Collection[int] = (), *, members: int | None = None
+) -> str:
     """Return why a stranger could have changed the checkpoint, as a clause; "" when none could. Raises OSError.
 
     The folder above is judged, and each folder, each file, and our own folder in it.
@@ -109,7 +112,7 @@ def distrust_contents(checkpoint: Path, contents: Contents, accounts: Collection
         return reason
     for path, facts in contents.folders.items():
         holder = contents.folders[path.rpartition("/")[0]] if path else above
-        if reason := _distrust(holder, facts, f"{checkpoint}/{path}".rstrip("/"), accounts):
+        if reason := _distrust(holder, facts, f"{checkpoint}/{path}".rstrip("/"), accounts, members):
             return reason
     root = checkpoint if contents.folders else checkpoint.parent
     judged: dict[tuple[int, int, int, int], None] = {}
@@ -119,12 +122,15 @@ def distrust_contents(checkpoint: Path, contents: Contents, accounts: Collection
         if one.is_link or key in judged:  # thousands have the same owner and mode
             continue
         judged[key] = None
-        if reason := _distrust(holder, one.facts, f"{root}/{path}", accounts):
+        if reason := _distrust(holder, one.facts, f"{root}/{path}", accounts, members):
             return reason
-    return distrust_record(root, accounts, [] if contents.folders else [one.name for one in records_beside(checkpoint)])
+    names = [] if contents.folders else [one.name for one in records_beside(checkpoint)]
+    return distrust_record(root, accounts, names, members=members)
 
 
-def distrust_record(root: Path, accounts: Collection[int] = (), names: Collection[str] = ()) -> str:
+def distrust_record(
+    root: Path, accounts: Collection[int] = (), names: Collection[str] = (), *, members: int | None = None
+) -> str:
     """Return the same for our own folder in ``root`` and the manifests there, or only those of these ``names``; "" also where
     there is none."""
     above = os.stat(root)  # noqa: PTH116
@@ -134,7 +140,7 @@ def distrust_record(root: Path, accounts: Collection[int] = (), names: Collectio
         return ""
     if not stat.S_ISDIR(folder.st_mode):
         return f"{root / FOLDER_NAME} is {_kind(folder.st_mode)}"
-    if reason := _distrust(above, folder, f"{root / FOLDER_NAME}", accounts):
+    if reason := _distrust(above, folder, f"{root / FOLDER_NAME}", accounts, members):
         return reason
     for name in names or os.listdir(root / FOLDER_NAME):
         path = f"{root}/{FOLDER_NAME}/{name}"
@@ -142,14 +148,16 @@ def distrust_record(root: Path, accounts: Collection[int] = (), names: Collectio
             facts = os.lstat(path)
         except FileNotFoundError:
             continue
-        if stat.S_ISREG(facts.st_mode) and (reason := _distrust(folder, facts, path, accounts)):
+        if stat.S_ISREG(facts.st_mode) and (reason := _distrust(folder, facts, path, accounts, members)):
             return reason
     return ""
 
 
-def _distrust(holder: os.stat_result, found: os.stat_result, path: str, accounts: Collection[int]) -> str:
+def _distrust(
+    holder: os.stat_result, found: os.stat_result, path: str, accounts: Collection[int], members: int | None
+) -> str:
     """Return why the owner or a writer of ``path`` in ``holder`` is not trusted."""
-    reason = stranger(holder, found, accounts)
+    reason = stranger(holder, found, accounts, members=holder.st_gid == members)
     if reason:
         return f"{path} is not trusted: {reason}"
     return may_be_changed(holder, found, path)

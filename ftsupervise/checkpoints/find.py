@@ -24,7 +24,7 @@ from ftsupervise.checkpoints.verify import CheckpointState, Scope, Verdict, veri
 from ftsupervise.errors import Refused
 from ftsupervise.host.ownership import stranger
 from ftsupervise.printable import printable
-from ftsupervise.rundir.lineage import Belongs, Lineage, belongs, read_lineage, whose
+from ftsupervise.rundir.lineage import Belongs, Lineage, believed_group, belongs, read_lineage, whose
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import time_of
 
@@ -66,18 +66,23 @@ def unfinished(name: str) -> bool:
 
 
 def checkpoints_in(
-    folder: Path, *, pattern: str = "*", run: Lineage | None = None, accounts: Collection[int] = ()
+    folder: Path,
+    *,
+    pattern: str = "*",
+    run: Lineage | None = None,
+    accounts: Collection[int] = (),
+    members: int | None = None,
 ) -> tuple[Found, ...]:
     """Return the checkpoints in ``folder``, newest first; () where there is no such folder.
 
     Every folder counts whose name matches and does not say that it is unfinished, and every file of a checkpoint's
-    kind. ``run``: without those of other runs that it has not taken over. ``accounts``: they are trusted too. Raises OSError
-    where the folder cannot be read.
+    kind. ``run``: without those of other runs that it has not taken over. ``accounts``: they are trusted too, and so are the
+    ``members`` of that group (``lineage.believed_group``). Raises OSError where the folder cannot be read.
     """
     try:
         found = [
             _found(Path(folder, entry.name), facts, trusted)
-            for entry, facts, trusted in _entries(folder, pattern, accounts)
+            for entry, facts, trusted in _entries(folder, pattern, members, accounts)
         ]
     except FileNotFoundError:
         return ()
@@ -98,7 +103,8 @@ def others_in(folder: Path, pattern: str, rundir: RunDir, name: str) -> tuple[Ma
     manifest's head of each. Raises OSError."""
     me = read_lineage(rundir)
     me = me._replace(id=me.id or "new", names=(*me.names, name))
-    return runs_in(one for one in checkpoints_in(folder, pattern=pattern) if one.belongs(me) is Belongs.ANOTHERS)
+    there = checkpoints_in(folder, pattern=pattern, members=believed_group(rundir))
+    return runs_in(one for one in there if one.belongs(me) is Belongs.ANOTHERS)
 
 
 def others_refused(folder: Path, others: Sequence[ManifestHead], rundir: RunDir) -> Refused:
@@ -119,10 +125,10 @@ def others_refused(folder: Path, others: Sequence[ManifestHead], rundir: RunDir)
 
 
 def _entries(
-    folder: Path, pattern: str, accounts: Collection[int] = ()
+    folder: Path, pattern: str, members: int | None, accounts: Collection[int] = (), of_others: int = _MOST_OF_OTHERS
 ) -> Iterator[tuple[os.DirEntry[str], os.stat_result, bool]]:
-    """Yield those of trusted accounts (True), and the first ones of others, who may fill a folder where everybody may write."""
-    left = {True: _MOST, False: _MOST_OF_OTHERS}  # whether they are trusted
+    """Yield those of trusted accounts (True), and the first ``of_others``, who may fill a folder where everybody may write."""
+    left = {True: _MOST, False: of_others}  # whether they are trusted
     known: dict[int, bool] = {}
     with os.scandir(folder) as entries:
         above = os.stat(folder)  # noqa: PTH116
@@ -137,7 +143,8 @@ def _entries(
             if not stat.S_ISDIR(facts.st_mode) and not a_file:
                 continue
             if facts.st_uid not in known:
-                known[facts.st_uid] = not stranger(above, facts, accounts)
+                mine = facts.st_uid == os.geteuid()  # whoever else may write the folder
+                known[facts.st_uid] = mine or not stranger(above, facts, accounts, members=above.st_gid == members)
             trusted = known[facts.st_uid]
             left[trusted] -= 1
             if trusted and left[trusted] < 0:
@@ -205,7 +212,7 @@ def look_back(
     Raises OSError where the folder cannot be read.
     """
     seen: list[Verdict] = []
-    every = checkpoints_in(folder, pattern=pattern, accounts=scope.accounts)
+    every = checkpoints_in(folder, pattern=pattern, accounts=scope.accounts, members=scope.members)
     for found in reversed(every) if oldest else every:
         if found.path.name in without:
             continue
@@ -223,22 +230,31 @@ def sizes_back(folder: str, pattern: str, run_dir: str) -> list[tuple[str, str, 
     Each has path, state, the first things that are wrong, whether there is a manifest, errno. The owner of ``run_dir``
     is trusted too. Raises OSError.
     """
-    scope = Scope(accounts=(Path(run_dir).stat().st_uid,), run=read_lineage(RunDir(run_dir)))
-    seen = [one for one in look_back(Path(folder), scope, pattern=pattern) if one.state is not CheckpointState.ANOTHERS]
+    rundir = RunDir(run_dir)
+    owner = rundir.root.stat().st_uid
+    scope = Scope(accounts=(owner,), run=read_lineage(rundir), members=believed_group(rundir))
+    whose = {0, os.geteuid(), owner}
+    seen = [
+        one
+        for one in look_back(Path(folder), scope, pattern=pattern)
+        if one.state is not CheckpointState.ANOTHERS
+        if one.state is not CheckpointState.NOT_TRUSTED or os.lstat(one.path).st_uid in whose
+    ]
     return [(str(one.path), one.state.value, list(one.wrong[:3]), one.manifest, one.error) for one in seen]
 
 
 def names_of_other_runs(folder: str, pattern: str, run_dir: str, known: Collection[str]) -> list[str]:
-    """Return the names of the checkpoints of other runs, in plain values, for a caller at the other end of a pipe; those
-    ``known`` are not looked at. Raises OSError.
+    """Return the names of the checkpoints of other runs, and of accounts that are not trusted, in plain values, for a caller at
+    the other end of a pipe; those ``known`` are not looked at. Raises OSError.
     """
-    me = read_lineage(RunDir(run_dir))
-    found = [
-        _found(Path(folder, entry.name), facts, trusted)
-        for entry, facts, trusted in _entries(Path(folder), pattern)
+    rundir = RunDir(run_dir)
+    me, members, owner = read_lineage(rundir), believed_group(rundir), rundir.root.stat().st_uid
+    return [
+        entry.name
+        for entry, facts, trusted in _entries(Path(folder), pattern, members, (owner,), _MOST)
         if entry.name not in known
+        if not trusted or _found(Path(folder, entry.name), facts, trusted).belongs(me) is Belongs.ANOTHERS
     ]
-    return [one.path.name for one in found if one.belongs(me) is Belongs.ANOTHERS]
 
 
 def newest(folder: Path, scope: Scope = Scope(), *, pattern: str = "*") -> Verdict | None:  # noqa: B008 - a frozen value

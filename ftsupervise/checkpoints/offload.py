@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -40,7 +41,7 @@ from ftsupervise.checkpoints.stores import FolderStore, Store, file_pieces, insi
 from ftsupervise.errors import Error, NotFound, UsageError
 from ftsupervise.host import files
 from ftsupervise.host.files import TEMPORARY
-from ftsupervise.host.ownership import held, held_to_write
+from ftsupervise.host.ownership import NotTrusted, held, held_to_write
 from ftsupervise.host.rate import RateLimit
 from ftsupervise.printable import to_type
 from ftsupervise.rundir.records import read_record, write_json
@@ -177,11 +178,15 @@ def offload(
 
 
 def holds(store: Store, folder: str, manifest: Manifest) -> bool:
-    """Return whether ``folder`` still holds this content, by its manifest and the sizes of all files.
+    """Return whether ``folder`` still holds this content, by its manifest, which no other account can have written, and the
+    sizes of all files.
 
     Raises OSError, ValueError.
     """
-    there = manifest_in(store, folder)
+    try:
+        there = manifest_in(store, folder)
+    except NotTrusted:
+        return False
     if there is None or identity(there) != identity(manifest):
         return False
     sizes = store.sizes(folder)
@@ -200,30 +205,34 @@ def _refuse_itself(checkpoint: Path, store: Store) -> None:
 
 
 def _folder_for(manifest: Manifest, name: str, store: Store) -> tuple[str, bool]:
-    """Return the store's folder for this content, and whether a manifest of it lies there."""
-    names = set(store.names())
-    for number in range(1, _GENERATIONS):
+    """Return the store's folder for this content, and whether a manifest of it lies there. Folders that other accounts have
+    made are passed over, however many: who made one could exchange what is copied there."""
+    names, own, of = set(store.names()), 0, identity(manifest)
+    for number in count(1):
         folder = name if number == 1 else f"{name}~{number}"
-        there = manifest_in(store, folder) if folder in names else None
+        if folder not in names:
+            return folder, False
+        if store.of_others(folder):
+            continue
+        there = manifest_in(store, folder)
         if there is None:
             return folder, False
-        if identity(there) == identity(manifest):
+        if identity(there) == of:
             return folder, True
-    raise Error(f"{store.url} holds {_GENERATIONS - 1} other checkpoints called {name}", hint="copy to another place")
+        own += 1
+        if own >= _GENERATIONS:
+            break
+    raise Error(f"{store.url} holds {own} other checkpoints called {name}", hint="copy to another place")
 
 
 def manifest_in(store: Store, folder: str) -> Manifest | None:
-    """Return the manifest of a whole copy; None where there is none. Raises ValueError for a damaged one, OSError."""
-    parts, left = [], LIMIT
+    """Return the manifest of a whole copy, judged as it is opened: all that is brought back is compared with it, whatever lies
+    by that name then. None where there is none. Raises NotTrusted, ValueError for a damaged one, OSError."""
     try:
-        for piece in store.read(f"{folder}/{MANIFEST_PATH}"):
-            parts.append(piece)
-            left -= len(piece)
-            if left < 0:
-                raise ValueError(f"the manifest in {store.url}/{folder} is larger than {LIMIT} bytes")
+        raw = store.read_judged(f"{folder}/{MANIFEST_PATH}", LIMIT)
     except FileNotFoundError:
         return None
-    return parse_manifest(b"".join(parts), f"{store.url}/{folder}/{MANIFEST_PATH}")
+    return parse_manifest(raw, f"{store.url}/{folder}/{MANIFEST_PATH}")
 
 
 def _copy(job: _Job, now: Callable[[], datetime], workers: int, *, again: bool) -> OffloadReport:

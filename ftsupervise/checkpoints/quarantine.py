@@ -157,7 +157,7 @@ def quarantined_of(folder: Path, rundir: RunDir | None) -> tuple[Quarantined, ..
 def _names(area: Path) -> list[str]:
     try:
         return sorted(name for name in os.listdir(area) if not name.startswith("."))
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):  # none, or another account's, which lets nobody in
         return []
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.checkpoints import block_lists, digest
+from ftsupervise.checkpoints.contents import leads_inside
 from ftsupervise.checkpoints.manifest import FileEntry, Manifest, read_manifest, write_manifest
 from ftsupervise.checkpoints.offload import MANIFEST_PATH, WORKERS, CopyDamaged, identity, manifest_in
 from ftsupervise.checkpoints.quarantine import set_aside
@@ -27,6 +28,7 @@ from ftsupervise.host.files import TEMPORARY, create_new, open_folder
 from ftsupervise.host.ownership import (
     FOLDER,
     OWN,
+    NotTrusted,
     Reach,
     held,
     make_folder,
@@ -83,15 +85,25 @@ def copies_in(stores: Iterable[Store]) -> tuple[tuple[FoundCopy, ...], tuple[Sto
         except (OSError, NotPermitted) as error:
             unseen.append(StoreUnseen(store.url, str(getattr(error, "strerror", None) or error)))
             continue
+        others = list[NotTrusted]()
         for folder in folders:
+            if folder.startswith("."):  # no checkpoint is called so; our own folders beside it are
+                continue
             try:
                 manifest = manifest_in(store, folder)
+            except NotTrusted as error:  # no more of it is read: others may have laid any number there, of any size
+                others.append(error)
+                continue
             except (OSError, ValueError, NotPermitted) as error:
                 unseen.append(StoreUnseen(f"{store.url}/{folder}", str(error)))
                 continue
             if manifest is not None:
                 match = _GENERATION.fullmatch(folder)
                 found.append(FoundCopy(match[1] if match else folder, folder, manifest, store))
+        if others:
+            unseen.append(
+                StoreUnseen(store.url, f"{len(others):,} of the copies there are not read: {others[0].message}")
+            )
     found.sort(key=lambda copy: copy.rank, reverse=True)
     return tuple(found), tuple(unseen)
 
@@ -129,17 +141,21 @@ def restore(
         with suppress(OSError):  # a file system without modes
             set_mode(partial, OWN)  # also where an earlier restore had begun
         limit = RateLimit(rate)
-        blocks_of = [
-            *digest.in_parallel(
-                lambda entry: _fetch(copy, entry, inside, limit, progress, widest), copy.manifest.files, workers
-            )
-        ]
+        _drop_links(inside)
+        blocks_of = dict[str, bytes]()
+        for links in (False, True):  # these last: nothing is written through one that the manifest has made up
+            some = [entry for entry in copy.manifest.files if entry.link is links]
+            made = digest.in_parallel(lambda entry: _fetch(copy, entry, inside, limit, progress, widest), some, workers)
+            blocks_of.update(zip((entry.path for entry in some), made))
+        for entry in copy.manifest.files:
+            if entry.link and not leads_inside(inside, entry.path):
+                raise _damaged(copy, f"{entry.path} leads out of the checkpoint")
         _drop_others(inside, copy.manifest)
         if not copy.is_file:
             with suppress(OSError), open_folder(inside, follow=True) as fd:
                 settle(fd, widest.folder)
-            for entry, blocks in zip(copy.manifest.files, blocks_of):
-                block_lists.leave(inside, entry.path, blocks)
+            for path, blocks in blocks_of.items():
+                block_lists.leave(inside, path, blocks)
             write_manifest(inside, copy.manifest)
         (inside / BEGUN).unlink()
         _as_old_as_it_is(inside, copy)
@@ -283,10 +299,7 @@ def _fetch(
             progress(len(piece))
             yield piece
         if size != entry.size or hasher.hexdigest() != entry.digest:
-            raise CopyDamaged(
-                f"{entry.path} in {copy.store.url}/{copy.folder} is not what its manifest says",
-                hint="ftsupervise checkpoints restore --from PLACE takes another copy, --name NAME another checkpoint",
-            )
+            raise _damaged(copy, f"{entry.path} is not what its manifest says")
 
     try:
         if entry.link:
@@ -298,6 +311,21 @@ def _fetch(
     except FileNotFoundError:
         raise NotFound(f"{copy.store.url}/{copy.folder} lacks {entry.path}", hint="restore another copy") from None
     return hasher.blocks() if isinstance(hasher, digest.BlockDigests) else b""
+
+
+def _damaged(copy: FoundCopy, why: str) -> CopyDamaged:
+    return CopyDamaged(
+        f"the copy {copy.store.url}/{copy.folder} is damaged: {why}",
+        hint="ftsupervise checkpoints restore --from PLACE takes another copy, --name NAME another checkpoint",
+    )
+
+
+def _drop_links(partial: Path) -> None:
+    """Remove the links that an earlier restore has made there."""
+    for here, folders, names in os.walk(partial):
+        for name in (*folders, *names):
+            if (path := Path(here, name)).is_symlink():
+                path.unlink()
 
 
 def _make_link(path: Path, target: bytes, source: Reach) -> None:

@@ -29,7 +29,7 @@ from ftsupervise.checkpoints.manifest import FOLDER_NAME, CheckpointLayout, loop
 from ftsupervise.checkpoints.offload import being_copied
 from ftsupervise.checkpoints.restore import RESTORING
 from ftsupervise.host import files
-from ftsupervise.host.ownership import remove_entry
+from ftsupervise.host.ownership import remove_entry, stranger
 from ftsupervise.host.rate import RateLimit
 from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.rundir import fence
@@ -50,10 +50,15 @@ def left_alone(folder: Path, now: float) -> tuple[Path, ...]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the names in a folder; [] where there is no such folder: the run has not saved yet."""
+    """Return the names in a folder; [] where there is no such folder: the run has not saved yet; and where it is another
+    account's, which lets nobody in."""
     try:
         return os.listdir(folder)
     except FileNotFoundError:
+        return []
+    except PermissionError:
+        if _is_ours(folder):
+            raise
         return []
 
 
@@ -283,7 +288,7 @@ def _files_of(folder: Path, names: Iterable[str]) -> Iterator[tuple[Path, os.sta
     for name in names:
         try:
             contents = contents_of(folder / name)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, PermissionError):  # another account's lets nobody in
             continue
         root = root_of(folder / name)
         yield from ((root / one.path, one.facts) for one in contents.files.values())
@@ -369,7 +374,7 @@ def sweep(
     limit = RateLimit(rate, clock=clock, sleep=sleep)
     freed = 0
     with os.scandir(folder) as found:
-        names = [entry.name for entry in found if entry.name.startswith(REMOVING)]
+        names = [entry.name for entry in found if entry.name.startswith(REMOVING) and _is_ours(Path(entry.path))]
     if only is not None:
         keys = keys_in(folder)
         names = [name for name in names if keys.get(name) in only]
@@ -443,9 +448,12 @@ def in_use(rundir: RunDir | None, folder: Path, now: float, anchors: Mapping[str
 
 
 def kind_of(one: Found) -> str:
-    """Return the kind of a checkpoint, by what can load it, as people call it."""
-    if loop_file(one.path, 0).is_file():
-        return "guard.save"
+    """Return the kind of a checkpoint, by what can load it, as people call it; one that lets nobody in is of others."""
+    try:
+        if loop_file(one.path, 0).is_file():
+            return "guard.save"
+    except OSError:
+        return "other files"
     layout = one.head.layout if one.head is not None else CheckpointLayout.FILES
     return "other files" if layout is CheckpointLayout.FILES else layout.value
 
@@ -453,9 +461,10 @@ def kind_of(one: Found) -> str:
 def of_others(found: Collection[Found], run: Lineage | None) -> dict[str, str]:
     """Return name -> a clause, for each that is not known to be of this ``run``, where another run saves there too.
 
-    Where all of them are of one run, or nothing says whose they are, none is spared.
+    Where all of them are of one run, or nothing says whose they are, none is spared. What accounts that are not trusted say of
+    theirs does not count.
     """
-    whole = [one for one in found if one.belongs(run) in (Belongs.ANOTHERS, Belongs.TAKEN)]
+    whole = [one for one in found if one.trusted and one.belongs(run) in (Belongs.ANOTHERS, Belongs.TAKEN)]
     spared = {one.path.name: f"{whose(one.head)} wrote it, and only that run removes it" for one in whole if one.head}
     if whole:
         unknown = "nothing says which run wrote it, and another run has saved here"
@@ -470,11 +479,20 @@ def _may_live(one: Attempt) -> bool:
 def _copied(folder: Path, now: float) -> dict[str, str]:
     found = {}
     for name in names_in(folder):
-        if name.startswith(RESTORING) and not unchanged(folder / name, now):
+        if name.startswith(RESTORING) and _being_restored(folder / name, now):
             found[name.removeprefix(RESTORING)] = "it is being restored"
         elif not name.startswith(".") and being_copied(folder / name, now - A_DAY):
             found[name] = "it is being copied"
     return found
+
+
+def _being_restored(half: Path, now: float) -> bool:
+    """Return whether a restore works at it, or has not long ago; what an account that is not trusted has laid there is none."""
+    try:
+        whose = stranger(half.parent.stat(), half.lstat())
+    except FileNotFoundError:
+        return False
+    return not whose and not unchanged(half, now)
 
 
 def leftovers(rundir: RunDir | None, folder: Path, now: float) -> tuple[str, ...]:
@@ -487,7 +505,16 @@ def leftovers(rundir: RunDir | None, folder: Path, now: float) -> tuple[str, ...
         found += _staged(fence.staging(rundir, folder))
     found += left_alone(folder, now)
     found += _of_nothing(folder)
-    return tuple(sorted(str(path.relative_to(folder)) for path in found if unchanged(path, now)))
+    return tuple(sorted(str(path.relative_to(folder)) for path in found if _is_ours(path) and unchanged(path, now)))
+
+
+def _is_ours(path: Path) -> bool:
+    """Return whether it is this account's to remove: what another one has laid in a folder where everybody may write (1777) is
+    not, and would end each removal."""
+    try:
+        return os.geteuid() in (0, path.lstat().st_uid)
+    except FileNotFoundError:
+        return False
 
 
 def _of_nothing(folder: Path) -> list[Path]:

@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -29,6 +30,7 @@ from ftsupervise.host.ownership import (
     is_shared,
     reach,
     reach_on_the_way,
+    read_trusted,
 )
 from ftsupervise.rundir.paths import write_whole
 from ftsupervise.secrecy import masked
@@ -86,8 +88,14 @@ class Store(Protocol):
     def read(self, name: str) -> Iterator[bytes]:
         """Yield the file ``name``, piece by piece. Raises FileNotFoundError."""
 
+    def read_judged(self, name: str, limit: int) -> bytes:
+        """Return the small file ``name``, which no other account can have written. Raises NotPermitted."""
+
     def remove(self, name: str) -> None:
         """Remove the file ``name``; one that is not there is no error."""
+
+    def of_others(self, folder: str) -> bool:
+        """Return whether another account has made ``folder``. Raises OSError."""
 
     def distrusted(self, folder: str) -> str:
         """Return why the contents of ``folder`` are not trusted, as a clause; "" when they are."""
@@ -166,10 +174,18 @@ class FolderStore:
         with held(path.parent) as here:
             yield from file_pieces(here / path.name)
 
+    def read_judged(self, name: str, limit: int) -> bytes:
+        path = self.root / inside(name)
+        with held(path.parent) as here:
+            return read_trusted(here / path.name, limit=limit)
+
     def remove(self, name: str) -> None:
         path = self.root / inside(name)
         with suppress(FileNotFoundError), held(path.parent) as here:
             (here / path.name).unlink()
+
+    def of_others(self, folder: str) -> bool:
+        return (self.root / folder).lstat().st_uid not in (0, os.geteuid())
 
     def distrusted(self, folder: str) -> str:
         """Return why another account could have exchanged the checkpoint: one that may write the files or rename the
@@ -277,12 +293,21 @@ class ObjectStore:
             while piece := file.read(PIECE):
                 yield piece
 
+    def read_judged(self, name: str, limit: int) -> bytes:
+        found = b"".join(islice(self.read(name), limit // PIECE + 1))  # who may write there is not seen
+        if len(found) > limit:
+            raise ValueError(f"{self.url}/{name} is larger than {limit} bytes")
+        return found
+
     def remove(self, name: str) -> None:
         with _as_os_error(self.url):
             try:
                 self._fs.rm_file(f"{self._root}/{inside(name)}")
             except FileNotFoundError:
                 return
+
+    def of_others(self, folder: str) -> bool:
+        return False
 
     def distrusted(self, folder: str) -> str:
         """Return "": an account that may write into the store has its credentials, and the store's own rules say who

@@ -94,13 +94,15 @@ class Verdict(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """The demands on a checkpoint. ``accounts``: user ids that are trusted besides this account and root."""
+    """The demands on a checkpoint. ``accounts``: user ids that are trusted besides this account and root; ``members``: the
+    group whose members are too, in a folder that it may write (``lineage.believed_group``)."""
 
     thoroughness: Thoroughness = Thoroughness.SIZES
     world: int | None = None  # the ranks that it must have been written by; None: any number
     accounts: Collection[int] = ()
     progress: Callable[[int], object] = lambda done: None  # called with the bytes of each piece that was read
     run: Lineage | None = None  # the run that would go on from it; None: any run's is good
+    members: int | None = None
 
 
 def verify(checkpoint: Path, scope: Scope = Scope()) -> Verdict:  # noqa: B008 - a frozen value
@@ -119,7 +121,9 @@ def verify(checkpoint: Path, scope: Scope = Scope()) -> Verdict:  # noqa: B008 -
 
 
 def _verify(checkpoint: Path, scope: Scope) -> Verdict:
-    if reason := distrust_itself(checkpoint, scope.accounts):  # before what a stranger has laid is walked
+    if reason := distrust_itself(
+        checkpoint, scope.accounts, members=scope.members
+    ):  # before what a stranger has laid is walked
         return Verdict(checkpoint, CheckpointState.NOT_TRUSTED, (reason,), step=step_of(checkpoint.name))
     contents = contents_of(checkpoint)
     size = sum(one.facts.st_size for one in contents.files.values())
@@ -132,7 +136,7 @@ def _verify(checkpoint: Path, scope: Scope) -> Verdict:
         files=len(contents.files),
         size=size,
     )
-    if reason := distrust_contents(checkpoint, contents, scope.accounts):
+    if reason := distrust_contents(checkpoint, contents, scope.accounts, members=scope.members):
         return seen._replace(state=CheckpointState.NOT_TRUSTED, wrong=(reason,))
     try:
         manifest = read_manifest(checkpoint)

@@ -98,7 +98,8 @@ def committed(place: CheckpointPlace, *, every: bool) -> tuple[Path, ...]:
     from ftsupervise.checkpoints.find import checkpoints_in
     from ftsupervise.checkpoints.retain import kind_of
 
-    found = [one for one in checkpoints_in(place.folder, pattern=place.pattern, run=place.run) if one.committed]
+    there = checkpoints_in(place.folder, pattern=place.pattern, run=place.run, members=place.members)
+    found = [one for one in there if one.committed and one.trusted]
     if not every:  # what loads one kind cannot load another
         newest = {kind_of(one): one for one in reversed(found)}
         found = [one for one in found if one in newest.values()]
@@ -544,8 +545,8 @@ def _adopt(place: CheckpointPlace, progress: WorkProgress) -> None:
     from ftsupervise.checkpoints.find import checkpoints_in
 
     origin = Origin().written_by(run_to_note(place))
-    for one in checkpoints_in(place.folder, pattern=place.pattern):
-        if not _calls_itself_complete(one, place):
+    for one in checkpoints_in(place.folder, pattern=place.pattern, members=place.members):
+        if not (one.trusted and _calls_itself_complete(one, place)):
             continue
         try:
             manifest = commit(one.path, origin, progress=progress.moved)
@@ -569,7 +570,7 @@ def _calls_itself_complete(one: Found, place: CheckpointPlace) -> bool:
         or not written_since(contents_of(one.path), one.head)
     ):
         return False
-    verdict = verify(one.path, Scope(Thoroughness.QUICK, accounts=place.accounts, run=place.run))
+    verdict = verify(one.path, Scope(Thoroughness.QUICK, accounts=place.accounts, run=place.run, members=place.members))
     return verdict.state is CheckpointState.COMPLETE
 
 
@@ -725,8 +726,9 @@ def _candidates(
     from ftsupervise.snapshots.kept import anchors
 
     used = in_use(place.rundir, place.folder, time.time(), anchors(place.folder))
-    found = checkpoints_in(place.folder, pattern=place.pattern)
+    found = checkpoints_in(place.folder, pattern=place.pattern, members=place.members)
     spared = of_others(found, place.run)
+    scope = Scope(accounts=place.accounts, progress=progress.moved, members=place.members)
     whole = Counter[str]()
     made: list[Candidate] = []
     for one in found:
@@ -739,7 +741,7 @@ def _candidates(
         thoroughness = Thoroughness.FULL if whole[kind] < in_full else Thoroughness.SIZES
         verdict = known.get(one.path)
         if verdict is None or thoroughness is Thoroughness.FULL:
-            verdict = verify(one.path, Scope(thoroughness, accounts=place.accounts, progress=progress.moved))
+            verdict = verify(one.path, scope._replace(thoroughness=thoroughness))
             known[one.path] = verdict
             if made and len(made) % _TELL == 0:
                 tell(f"{len(made)} of {len(found)} checkpoints are compared")

@@ -149,7 +149,8 @@ def anew(run: str | None, reason: str, as_json: bool) -> None:
         )
     known = read_lineage(place.rundir) if place.rundir is not None else None
     # what accounts that are not trusted have laid there is not gone on from, and may not be movable
-    mine = [one for one in checkpoints_in(place.folder, pattern=place.pattern, run=known) if one.trusted]
+    there = checkpoints_in(place.folder, pattern=place.pattern, run=known, members=place.members)
+    mine = [one for one in there if one.trusted]
     put = [set_aside(one.path, f"{reason}, by {user_name()}", now) for one in mine]
     if place.rundir is not None:
         note_anew(place.rundir, Anew(last.number if last is not None else 0, now, user_name(), len(mine)))
@@ -237,8 +238,9 @@ def verify(run: str | None, every: bool, thoroughness: str, world: int | None, s
 
     def judge_all(progress: WorkProgress) -> list[Verdict]:
         verdicts: list[Verdict] = []
+        scope = Scope(Thoroughness(thoroughness), world, place.accounts, progress.moved, members=place.members)
         for path in wanted:
-            verdicts.append(judge(path, Scope(Thoroughness(thoroughness), world, place.accounts, progress.moved)))
+            verdicts.append(judge(path, scope))
             if verdicts[-1].good and not every:
                 break
         return verdicts
@@ -315,7 +317,8 @@ def run_to_note(place: CheckpointPlace) -> Lineage | None:
     from ftsupervise.checkpoints.retain import of_others
 
     me = place.run
-    return None if me is None or of_others(checkpoints_in(place.folder, pattern=place.pattern), me) else me
+    there = checkpoints_in(place.folder, pattern=place.pattern, members=place.members)
+    return None if me is None or of_others(there, me) else me
 
 
 def _to_commit(place: CheckpointPlace, *, again: bool, single: bool) -> tuple[Path, ...]:
@@ -332,8 +335,8 @@ def _to_commit(place: CheckpointPlace, *, again: bool, single: bool) -> tuple[Pa
             f"--step, --metric and --again are for one checkpoint, and {place.folder} holds several",
             hint=f"name one: ls {place.folder}",
         )
-    found = checkpoints_in(place.folder, pattern=place.pattern)
-    return (place.one,) if place.one else tuple(one.path for one in found if not one.committed)
+    found = checkpoints_in(place.folder, pattern=place.pattern, members=place.members)
+    return (place.one,) if place.one else tuple(one.path for one in found if not one.committed and one.trusted)
 
 
 def keep_if_written_over(checkpoint: Path, manifest: Manifest, progress: WorkProgress) -> None:

@@ -32,6 +32,13 @@ class CheckpointPlace(NamedTuple):
 
         return None if self.rundir is None else read_lineage(self.rundir)
 
+    @property
+    def members(self) -> int | None:
+        """The group whose members are trusted there too; None: none. Raises OSError."""
+        from ftsupervise.rundir.lineage import believed_group
+
+        return believed_group(self.rundir)
+
 
 def place_of(run: str | None, *, acts: bool) -> CheckpointPlace:
     """The folder of checkpoints that is meant, or the one checkpoint.
@@ -140,7 +147,10 @@ def _is_checkpoint(folder: Path) -> bool:
 
     if os.path.lexists(manifest_of(folder)):
         return True
-    contents = contents_of(folder)
+    try:
+        contents = contents_of(folder)
+    except PermissionError:  # something of another account, which lies in a folder of several
+        return False
     if layout_of(folder, contents) is not CheckpointLayout.FILES:
         return True
     inside = checkpoints_in(folder)

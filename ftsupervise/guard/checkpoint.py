@@ -31,6 +31,7 @@ from ftsupervise.host.ownership import (
     remove_entry,
     set_file_mode,
     set_mode,
+    shown_user,
 )
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.anchor import Anchor, write_anchor
@@ -39,7 +40,7 @@ from ftsupervise.rundir.records import time_of
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.commit import Origin
-    from ftsupervise.checkpoints.contents import FileFacts
+    from ftsupervise.checkpoints.contents import Contents, FileFacts
     from ftsupervise.checkpoints.manifest import FileEntry
     from ftsupervise.guard.loaded_again import LoadedAgain, LoadedInPart
     from ftsupervise.guard.resume import Unread, Wanted
@@ -97,7 +98,7 @@ class Checkpoints:
                 self._clear(staged)
             make_folder(self._area, parents=True)
             # with an umask of 002 the group could open what is written there, and write it for as long, whatever mode it gets
-            make_folder(staged, None if mode_inside(self._area) == SHARED else OWN)
+            make_folder(staged, None if self._is_shared() else OWN)
             # a link of another account in the place of the area may lead to it; rank 0 may delete or commit it meanwhile
             with suppress(FileNotFoundError), files.open_folder(staged):
                 pass
@@ -426,6 +427,7 @@ class Checkpoints:
         from ftsupervise.checkpoints.manifest import FOLDER_NAME, manifest_of, write_manifest
 
         contents = contents_of(staged)
+        self._require_believed(contents, staged)
         self._close(staged / path for path in (*contents.files, *contents.folders))
         joined = rank_lists.join(staged, contents, ranks)
         base = base_for(self.folder, self._place.incremental, self._run())
@@ -450,6 +452,15 @@ class Checkpoints:
             require_still(staged, contents)
         except NotComplete as error:
             raise OSError(errno.EBUSY, str(error)) from None
+
+    def _require_believed(self, contents: Contents, staged: Path) -> None:
+        """Raise PermissionError where the next start would not go on from it, for something of another account lies there."""
+        if any(not self._is_believed(one) for one in contents.stats()):
+            why = "something of another account lies there, so the next start would not go on from it"
+            raise PermissionError(errno.EPERM, why, str(staged))
+
+    def _is_believed(self, one: os.stat_result) -> bool:
+        return one.st_uid in (0, os.geteuid(), *run_owner(self._place)) or self._is_shared()
 
     def _clear(self, staged: Path) -> None:
         """Remove what killed saves of this account have left.
@@ -488,6 +499,13 @@ class Checkpoints:
             self._known = read_lineage(self._place.rundir)
         return self._known
 
+    def _is_shared(self) -> bool:
+        """Return whether members of the group go on from what is saved here. Raises OSError."""
+        from ftsupervise.rundir.lineage import believed_group
+
+        group = believed_group(self._place.rundir)
+        return group is not None and mode_inside(self._area) == SHARED and self._area.stat().st_gid == group
+
     def _require_ours(self, path: Path) -> None:
         """Raise FileExistsError where ``path`` is a checkpoint of another run, OSError where that cannot be seen."""
         from ftsupervise.checkpoints.manifest import read_head
@@ -502,7 +520,7 @@ class Checkpoints:
 
     def _close(self, paths: Iterable[Path]) -> None:
         """Let no other account write a part of the checkpoint, whatever the umask was: the next attempt loads it."""
-        if mode_inside(self._area) == SHARED:
+        if self._is_shared():
             return
         for path in paths:
             try:
@@ -519,9 +537,9 @@ class Checkpoints:
         file system has any."""
         from ftsupervise.checkpoints.manifest import manifest_of
 
-        mode, page = mode_inside(self._area), manifest_of(staged)
-        if mode == SHARED:
+        if self._is_shared():
             return
+        mode, page = mode_inside(self._area) & ~0o022, manifest_of(staged)
         with suppress(OSError):
             fd = files.open_regular(page)
             try:
@@ -593,10 +611,21 @@ class Checkpoints:
             _delete(aside)
         return done
 
+    def _refuse_another_account_s(self, target: Path) -> None:
+        """Raise FileExistsError where something of another account has the name of the checkpoint."""
+        try:
+            found = target.lstat()
+        except FileNotFoundError:
+            return
+        if not self._is_believed(found):
+            why = f"belongs to {shown_user(found.st_uid)}, and stays: have it moved away, or save elsewhere (checkpoints.path)"
+            raise FileExistsError(errno.EEXIST, why, str(target))
+
     def _move(self, staged: Path, target: Path) -> bool:
         try:
             return fence.move(staged, target, self._area)
         except OSError as error:
+            self._refuse_another_account_s(target)
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         self._require_ours(target)

@@ -32,7 +32,7 @@ from ftsupervise.model import Attempt
 from ftsupervise.rundir import ledger, switches
 from ftsupervise.rundir.attempt_pages import read_page, write_page
 from ftsupervise.rundir.beginnings import saved_before
-from ftsupervise.rundir.lineage import Belongs, Lineage, belongs, read_lineage
+from ftsupervise.rundir.lineage import Belongs, Lineage, believed_group, belongs, read_lineage
 from ftsupervise.rundir.observing import Observes, tell_only
 from ftsupervise.rundir.paths import ENV_GUARD, RESUMED, RunDir
 from ftsupervise.rundir.records import read_record, write_json
@@ -120,6 +120,7 @@ def _names(there: tuple[Found, ...], newest: int) -> list[str]:
 
 _TRACKERS = ("latest", "latest_checkpointed_iteration.txt")  # beside the checkpoints of DeepSpeed and of Megatron
 FOLLOW_WITHIN = 900.0  # seconds in which the other ranks wait for rank 0, which may read every byte of a checkpoint
+_TOLD = 20  # checkpoints that are passed over
 SEEN_WITHIN = 60.0  # seconds until a rank sees what another one sees: a network file system shows new names late
 
 
@@ -487,7 +488,7 @@ def _scope(place: RankContext, world: int | None, voice: Voice, wanted: Wanted) 
     elif place.rank and thoroughness is Thoroughness.FULL:  # rank 0 reads every byte for all
         thoroughness = Thoroughness.QUICK
     run = None if place.rundir is None else read_lineage(place.rundir)
-    return Scope(thoroughness, world, run_owner(place), run=run)
+    return Scope(thoroughness, world, run_owner(place), run=run, members=believed_group(place.rundir))
 
 
 def _suspicion(place: RankContext, voice: Voice) -> Suspicion | None:
@@ -545,8 +546,10 @@ def _still_skipped(place: RankContext, step: int) -> tuple[SkippedBatches, ...]:
 
 
 def _tell_passed(choice: Choice, voice: Voice) -> None:
-    for one in choice.passed:
+    for one in choice.passed[:_TOLD]:
         voice.once(f"{checkpoint_words(one.words())}; it is passed over")
+    if len(choice.passed) > _TOLD:  # others may have laid thousands there
+        voice.once(f"{len(choice.passed) - _TOLD:,} more are passed over")
 
 
 def _set_aside(place: RankContext, name: str, why: str, voice: Voice) -> bool:

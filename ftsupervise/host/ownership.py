@@ -516,17 +516,20 @@ PAGE = 0o644
 SCRIPT = 0o755
 
 
-def stranger(folder: os.stat_result, page: os.stat_result, accounts: Collection[int] = ()) -> str:
+def stranger(
+    folder: os.stat_result, page: os.stat_result, accounts: Collection[int] = (), *, members: bool = True
+) -> str:
     """Return why the owner of ``page`` in ``folder`` is not trusted there, as a clause; "" when they are.
 
     Trusted are the folder's owner, this account, root, ``accounts``, and the group's members where the folder is shared
-    with them; in a folder that everybody may write, no one is.
+    with them; in a folder that everybody may write, no one is. ``members``: false where the mode of the folder says nothing of
+    that, for a person or an umask gave it, and not a launch.
     """
     if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
         return "it lies in a folder that everybody may write"
     if page.st_uid in (0, os.geteuid(), folder.st_uid, *accounts):
         return ""
-    if not is_shared(folder):
+    if not (members and is_shared(folder)):
         return f"it belongs to {shown_user(page.st_uid)}, with whom the folder is not shared"
     if not in_group(page.st_uid, folder.st_gid):
         return f"it belongs to {shown_user(page.st_uid)}, who is not in the group {group_name(folder.st_gid)}"

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 from ftsupervise.checkpoints.commit import NotComplete, Origin, commit
 from ftsupervise.checkpoints.find import checkpoints_in
 from ftsupervise.checkpoints.retain import Candidate, Retention, in_use, kind_of, of_others, plan
-from ftsupervise.checkpoints.verify import verify
+from ftsupervise.checkpoints.verify import Scope, verify
 from ftsupervise.guard import Decision, Guard, settings
 from ftsupervise.guard.checkpoint import Checkpoints
 from ftsupervise.guard.resume import CannotResume
 from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.integrations.needed import needed
-from ftsupervise.rundir.lineage import Lineage, read_lineage
+from ftsupervise.rundir.lineage import Lineage, believed_group, read_lineage
 from ftsupervise.rundir.paths import ENV_RUN, ENV_RUN_DIR
 from ftsupervise.snapshots.kept import anchors
 
@@ -135,7 +135,8 @@ class SupervisedTraining:
         folder, now = self._context.checkpoints, time.time()
         try:
             used, run = in_use(self._context.rundir, folder, now, anchors(folder)), self._run()
-            found = checkpoints_in(folder)
+            scope = Scope(members=believed_group(self._context.rundir))
+            found = checkpoints_in(folder, members=scope.members)
         except OSError:  # it cannot be seen which are in use: none goes
             return
         if spare:
@@ -147,7 +148,7 @@ class SupervisedTraining:
                 one.step,
                 one.at.timestamp(),
                 None,
-                _verified(one.path),
+                _verified(one.path, scope),
                 {},
                 False,
                 used.get(one.path.name, ""),
@@ -171,8 +172,8 @@ class SupervisedTraining:
             self.guard.close()
 
 
-def _verified(path: Path) -> bool | None:
-    verdict = verify(path)
+def _verified(path: Path, scope: Scope) -> bool | None:
+    verdict = verify(path, scope)
     return None if not verdict.manifest or verdict.error else verdict.good
 
 

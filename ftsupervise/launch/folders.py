@@ -161,7 +161,7 @@ def _exchanged(settings: Run, workdir: Path, told: str) -> list[str]:
     but for folders of which that is ``told`` already."""
     found = []
     places = {
-        "other checkpoints": settings.checkpoints.path,
+        "other checkpoints": settings.checkpoints.path and settings.checkpoints.path / "any",
         "another list of nodes": settings.nodes.directory,
         "other code": workdir / "code",  # any file in it
     }

@@ -273,8 +273,8 @@ def check_checkpoints(run_dir: RunDir, run: Run, take_over: Collection[str] = ()
         raise others_refused(folder, rest, run_dir)
     if unknown := [one for one in take_over if all(one not in (each.run, each.run_id) for each in taken)]:
         raise NotFound(
-            f"{folder} holds no checkpoint of another run called {unknown[0]}",
-            hint=f"ftsupervise checkpoints list {_quoted(folder)}",
+            f"{folder} holds no checkpoint of another run called {unknown[0]} that may be gone on from",
+            hint=f"ftsupervise checkpoints list {_quoted(folder)}   (those of another account have to be copied first: cp -r)",
         )
     return tuple(TakenOver(one.run_id, one.run) for one in taken)
 

@@ -75,6 +75,11 @@ class ScriptPlace(NamedTuple):
         whose = seen_with(self.rundir, self.attempt)
         return is_own if whose is None else lambda found: not stranger(whose, found)
 
+    def takes_apart(self, path: Path) -> bool:
+        """Return whether the command is shell code, which would take the path for several words: a name that somebody may have
+        given to a file of ours would add options to the program."""
+        return _is_code(self.command) and shlex.quote(str(path)) != str(path)
+
     def is_torn(self, path: Path) -> bool:
         """Return whether it says itself, or by those beside it, that its save was cut off. Raises OSError."""
         return torn(path, self.trusted()) is not None
@@ -83,6 +88,8 @@ class ScriptPlace(NamedTuple):
         """Return whether it is there, is not torn, and its owner is trusted, with all that lies in it. Raises OSError where
         that cannot be seen."""
         try:
+            if self.takes_apart(path):
+                return False
             trusted = self.trusted()
             return trusted(path.lstat()) and is_whole_by(path, trusted) and torn(path, trusted) is None
         except (FileNotFoundError, NotADirectoryError):
@@ -277,6 +284,11 @@ def _why_not_anew(place: ScriptPlace, left: Sequence[Path]) -> str:
     Raises OSError."""
     for path in left:
         shown = shlex.quote(str(path))
+        if place.takes_apart(path) and os.path.lexists(path):
+            return (
+                f"launch.command is shell code, which would take the path of the newest checkpoint apart: {shown}. Look who "
+                "has named it so, and give it a name of letters and digits, or make launch.command one program"
+            )
         if place.has_strangers(path):
             return (
                 f"{path} is this run's, but another account has laid something into it, and there is no clean copy: nothing is "
@@ -319,7 +331,7 @@ def newest_left(place: ScriptPlace, before: Sequence[Attempt]) -> tuple[Path | N
         found, refused = within(_SEARCH, look)
         return Path(found) if found else None, refused
     except (OSError, TimeoutError):  # what was noted was judged then; to begin anew would cost all steps
-        return Path(texts[0]) if texts else None, ""
+        return next((path for path in map(Path, texts) if not place.takes_apart(path)), None), ""
 
 
 def _of_the_system(path: Path) -> bool:
@@ -344,8 +356,11 @@ def loads_at_once(place: ScriptPlace, spent: Sequence[Attempt]) -> str:
 
 def with_words(command: Sequence[str], words: Sequence[str]) -> tuple[str, ...]:
     """Return the command with the words added; shell code takes them from the variable."""
-    takes_code = any(Path(word).name in _SHELLS for word in command) and "-c" in command
-    return (*command, *(() if takes_code else words))
+    return (*command, *(() if _is_code(command) else words))
+
+
+def _is_code(command: Sequence[str]) -> bool:
+    return any(Path(word).name in _SHELLS for word in command) and "-c" in command
 
 
 # ------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple, Protocol
 
 from ftsupervise.host import files
-from ftsupervise.host.ownership import PAGE, distrust_in, make_folder
+from ftsupervise.host.ownership import PAGE, distrust_in, is_shared, make_folder
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import EPOCH, read_record, write_json
 
@@ -101,6 +101,18 @@ def read_lineage(rundir: RunDir) -> Lineage:
     """Return the identity of the run; one without an id where it has none yet. Raises OSError where it cannot be read."""
     root = os.path.realpath(rundir.whole or rundir.root)
     return _here(_noted(rundir), root, _inode(root))._replace(root=root, checkpoints=str(rundir.checkpoints))
+
+
+def believed_group(rundir: RunDir | None) -> int | None:
+    """Return the group from whose members' checkpoints the run goes on: its launches are shared with it; None: from nobody's.
+    The mode of the folder that it saves in does not say so, for an umask of 002 opens it to the project. Raises OSError."""
+    if rundir is None:
+        return None
+    try:
+        found = os.stat(rundir.launches)  # noqa: PTH116
+    except FileNotFoundError:  # nobody has launched it
+        return None
+    return found.st_gid if is_shared(found) else None
 
 
 def _noted(rundir: RunDir) -> Lineage:

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from ftsupervise.checkpoints import digest
 from ftsupervise.checkpoints.contents import distrust_folder
-from ftsupervise.host.ownership import distrust, held_to_write, remedy, shown_user
+from ftsupervise.host.ownership import distrust, held_to_write, remedy, shown_user, stranger
 from ftsupervise.rundir.lineage import Lineage
 from ftsupervise.rundir.records import read_record, write_json
 from ftsupervise.snapshots import state
@@ -152,10 +152,12 @@ def anchors(checkpoints: Path) -> dict[str, str]:
     found = {}
     for one in all_in(checkpoints):
         try:
+            if stranger(os.stat(checkpoints), os.lstat(one.path)):  # noqa: PTH116
+                continue
             found[read_page(one.path).beside.anchor.checkpoint] = (
                 f"the kept snapshot of step {one.step} goes on from it"
             )
-        except ValueError:
+        except (ValueError, PermissionError):  # another account's may let nobody in
             continue
     return found
 

@@ -145,7 +145,7 @@ def processes(folder: Path) -> list[str]:
 
 @pytest.mark.threat(
     "Your umask lets a group write (002). Slurm makes the output of a job by it, and a member opens that before the job has "
-    "begun and taken the right away: they could write steps, losses and errors into it, and empty it, for as long as the job runs.",
+    "begun and taken the right away: they could write steps, losses and errors into it, and empty it, as long as the job runs.",
     "Slurm makes the output by a narrower umask, and the script sets yours.",
 )
 @pytest.mark.root

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from ftsupervise.checkpoints import digest
 from ftsupervise.checkpoints.commit import commit
-from ftsupervise.checkpoints.manifest import FOLDER_NAME, FileEntry, Manifest, read_manifest, write_manifest
+from ftsupervise.checkpoints.manifest import FOLDER_NAME, FileEntry, Manifest, encoded, read_manifest, write_manifest
 from ftsupervise.checkpoints.offload import CopyDamaged, copies_of, offload
 from ftsupervise.checkpoints.quarantine import quarantined
 from ftsupervise.checkpoints.restore import copies_in, restore
@@ -293,6 +293,30 @@ def test_a_copy_that_somebody_else_could_have_changed_is_not_restored(tmp_path: 
     (copy,), _ = copies_in([store])
     with pytest.raises(NotPermitted, match="is not trusted"):
         restore(copy, tmp_path / "back", now=now)
+
+
+@pytest.mark.threat(
+    "Who may write the bucket of your copies makes a manifest of theirs say that a file lies below a link, which leads into a "
+    "private folder of yours: what you bring back would be written there, as `.bashrc`.",
+    "Links are made last, and none that leads out of the checkpoint.",
+)
+@pytest.mark.parametrize("below", ["link/bashrc", "bashrc"])
+def test_nothing_is_brought_back_through_a_link_of_the_manifest(bucket: str, tmp_path: Path, below: str) -> None:
+    (private := tmp_path / "private").mkdir()
+    store, target = open_store(f"{bucket}/{tmp_path.name}-{len(below)}"), os.fsencode(private)
+
+    def entry(path: str, data: bytes, *, link: bool = False) -> FileEntry:
+        hasher = digest.hasher("xxh3_128")
+        hasher.update(data)
+        store.write(f"step-1/{path}", [data], Rights(Reach(0o600), Reach(0o700)))
+        return FileEntry(path, len(data), hasher.hexdigest(), link)
+
+    said = Manifest(1, (entry("link", target, link=True), entry(below, b"theirs")), "xxh3_128", at=NOW)
+    store.write("step-1/.ftsupervise/manifest.json", [encoded(said)], Rights(Reach(0o600), Reach(0o700)))
+    (copy,), _ = copies_in([store])
+    with pytest.raises((CopyDamaged, OSError)):
+        restore(copy, tmp_path / "back", now=now, workers=1)
+    assert not list(private.iterdir()) and not (tmp_path / "back" / "step-1").exists()
 
 
 def test_a_checkpoint_without_a_manifest_is_not_copied(tmp_path: Path) -> None:

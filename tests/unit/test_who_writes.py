@@ -70,7 +70,7 @@ PAST: dict[str, tuple[Past, ...]] = {
     "checkpoints/previous.py": (Past("keep", SAME),),
     "checkpoints/quarantine.py": (Past("_move", JUDGED),),
     "checkpoints/restore.py": (
-        Past("restore _begin_anew _move_over _make_link _drop_others _as_old_as_it_is", JUDGED),
+        Past("restore _begin_anew _move_over _make_link _drop_links _drop_others _as_old_as_it_is", JUDGED),
     ),
     "checkpoints/retain.py": (Past("remove _delete", HELD),),
     "checkpoints/rank_lists.py": (Past("forget clear_older enter leave fail remove_lists", STAGED),),
