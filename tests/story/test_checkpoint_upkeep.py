@@ -233,7 +233,7 @@ def test_a_damaged_copy_is_passed_over_for_the_next_one(type_it: Type, tmp_path:
     type_it("offload", "here", "--to", "near", "--to", "far")
     (tmp_path / "near/step-00000001/1.bin").write_bytes(b"x" * 5000)
     shown = type_it("restore", "here", "--from", "near", "--from", "far", "--to", "back")
-    assert "1.bin in" in shown and "is here and whole, as in" in shown and "far" in shown
+    assert "1.bin is not what its manifest says" in shown and "is here and whole, as in" in shown and "far" in shown
     assert names(tmp_path / "back") == ["step-00000001"]
 
 
