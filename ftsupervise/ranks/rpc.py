@@ -5,6 +5,7 @@ look R:P,… DIR   the same of a run that may be healthy, without what it could 
 node DIR         writes the page of this node to DIR
 kill DIR         SIGKILL for every process of the attempt in DIR on this node; answers how many took it, and for each rank
                  that was dying before (from an agent only; as ``pack_exits``, in hexadecimal)
+signal N DIR     signal N for the processes that hear it, of the ranks of the attempt in DIR on this node; answers how many
 tasks DIR        the living tasks of the attempt in DIR on this node, one a line: "88.0 3 node-[0-1] 1(x2)" is rank 3 of the
                  step 88.0, which has one task on each of two nodes
 ranks DIR        the ranks of the attempt in DIR on this node and their processes, one a line: "3 4711"
@@ -163,6 +164,8 @@ def answer(question: str, node: str) -> str:
         return "here"
     if verb == "kill":
         return str(kill_all(rest, node))
+    if verb == "signal":
+        return str(signal_ranks(rest, node))
     if verb == "tasks":
         return tasks_of(rest, node)
     if verb == "ranks":
@@ -221,6 +224,19 @@ def kill_all(attempt_dir: str, node: str) -> int:
             ended.add((one.pid, one.start))
             processes.signal_exactly(one, signal.SIGKILL)
     return len(ended)
+
+
+def signal_ranks(rest: str, node: str) -> int:
+    """Signal the first process on each branch of a rank here that hears it, "15 DIR"; returns how many got it."""
+    from ftsupervise.host import processes
+    from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
+
+    words, _, attempt_dir = rest.partition(" ")
+    if (number := as_count(words)) not in signal.valid_signals():
+        return 0
+    found = processes.marked(ENV_ATTEMPT_DIR).get(attempt_dir, [])
+    tasks = processes.hearing_tasks([one.pid for one in found if _is_on(one.pid, node)], number)
+    return processes.send([pid for hearing in tasks.values() for pid in hearing], number)
 
 
 def tasks_of(attempt_dir: str, node: str) -> str:

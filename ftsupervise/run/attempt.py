@@ -75,6 +75,7 @@ from ftsupervise.rundir.paths import (
     tell,
 )
 from ftsupervise.rundir.progress_writer import ProgressWriter
+from ftsupervise.rundir.records import as_count
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away, is_srun
 from ftsupervise.snapshots.keeper import SnapshotKeeper
@@ -345,6 +346,7 @@ def _answer(words: tuple[str, ...], env: Mapping[str, str]) -> str:
 # The command's environment: its run, its attempt, its folders, and the needs of its launchers.
 
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_TOLD = (3.0, 10.0)  # seconds for the agents to pass a signal on; here it may be a process of its own
 _GONE_AT_ONCE = 0.1  # seconds for the agent of a node whose slurmd is gone to finish a kill
 
 
@@ -577,7 +579,7 @@ def _command(
         partial(_kill_ranks, to, now.claim, now.placement.nodes),
         in_rank,
         observes=to.observes,
-        tell_ranks=partial(to.allocation.tell_ranks, without=now.foreign, attempts=to.options.rundir.attempts),
+        tell_ranks=partial(_tell_ranks, to, now.claim.folder, now.placement.nodes, now.foreign),
         last_look=follower.close,
     )
 
@@ -716,6 +718,22 @@ def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> RanksKille
             return RanksKilled.BUT_LOST if left else RanksKilled.ALL
     by_step = to.allocation.kill_ranks(mine.folder, tuple(n for n in to.allocation.nodes if n in left))
     return RanksKilled.ALL if by_step else RanksKilled.SOME
+
+
+def _tell_ranks(to: Services, folder: Path, nodes: tuple[str, ...], foreign: frozenset[str], number: int) -> None:
+    """Send a signal that srun does not pass on to the ranks on all nodes: by the agents, and by Slurm where they cannot.
+
+    scancel gives it twice to the step of an array's member behind which others wait (22.05), and the second one ends the save
+    that the first has begun.
+    """
+    left = set(nodes or to.allocation.nodes) or {_here(to)}
+    told = 0
+    for seconds in _TOLD:  # twice: those of an attempt that has just begun may still be starting
+        answers = to.agents.ask(dict.fromkeys(sorted(left), f"signal {number} {folder}"), seconds) if left else {}
+        told += sum(as_count(text) or 0 for text in answers.values())
+        left -= answers.keys()
+    if left or not told:
+        to.allocation.tell_ranks(number, foreign, to.options.rundir.attempts)
 
 
 def _follower(to: Services, now: RunProgress) -> LogFollower:

@@ -16,6 +16,7 @@ import pytest
 
 from ftsupervise.host import processes
 from ftsupervise.run.job_end import EndFollower, JobEnd
+from ftsupervise.rundir.attempt_pages import StartPage, read_page
 from ftsupervise.sandbox import Sandbox
 from tests.slurm.ring_scene import EXAMPLE, Scene
 
@@ -87,6 +88,23 @@ def test_whichever_signal_announces_the_end_reaches_every_rank_and_leaves_it_the
     assert (here.attempts()[0].exit_code, here.attempts()[0].stop_signal) == (0, 0)
     assert here.attempts()[0].words == "warning signal, then exit 0"
     until(lambda: "the job ends soon: the next member, if any, takes over" in log(here), "what is done about it")
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_each_rank_of_a_chain_hears_the_warning_once(here: Scene, until: Until, nodes: int) -> None:
+    """scancel gives a signal twice to a step of an array of which others wait, and the second one ends the save of a loop that
+    saves at KeyboardInterrupt."""
+    (here.folder / "rank.py").write_text(RANK)
+    words = f"{sys.executable} rank.py {here.folder}"
+    job = here.launch(words, signal="INT", warn="10m", time="1h", jobs=3, nodes=nodes, tasks_per_node=2 // nodes)
+    until(lambda: all((here.folder / f"up-{rank}").exists() for rank in "01"), "the ranks", 60)
+    start = read_page(StartPage, here.rundir.attempt(1))
+    assert start is not None
+    os.kill(start.pid, signal.SIGINT)  # as slurmctld does; scancel would give this one twice, too
+    until(lambda: all(heard(here)), "the announcement at both ranks", 30)
+    time.sleep(1)  # a second one came within 50 ms
+    assert heard(here) == ["SIGINT "] * 2
+    here.sandbox.run(["scancel", job])
 
 
 # As Lightning and submitit do: at the warning it puts its own job back into the queue, where that may be.
