@@ -244,7 +244,7 @@ def play(args: argparse.Namespace, keep: Path) -> list[str]:
         (keep / "ends.json").write_text(json.dumps(ends))
         (keep / "true.json").write_text(json.dumps(sorted(world.used_up)))
         wrong = judged(keep)
-        wrong += verdict.left_behind(top, people, sandbox)
+        wrong += verdict.left_behind(top, people, sandbox, json.loads((keep / "faults.json").read_text()))
         return wrong
 
 

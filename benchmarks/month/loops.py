@@ -63,6 +63,12 @@ def read(path: Path) -> tuple[np.ndarray, int]:
         return saved["weights"], int(saved["step"])
 
 
+def write_all(file: io.FileIO, data: bytes) -> None:
+    """On a disk that is nearly full a raw write takes a part, and raises nothing: torch's writers go on until it does."""
+    while data:
+        data = data[file.write(data) :]
+
+
 def plain(words: list[str]) -> None:
     """Saves in place, which takes a moment; whoever ends it in that moment leaves a torn file."""
     out, state, done = Path("out"), weights(), 0
@@ -79,9 +85,9 @@ def plain(words: list[str]) -> None:
         if step % SAVE_EVERY == 0 or step == last():
             data = packed(state, step)
             with (out / f"checkpoint_{step:07}.pth").open("wb", buffering=0) as file:
-                file.write(data[: len(data) // 2])
+                write_all(file, data[: len(data) // 2])
                 time.sleep(min(0.4, 2 * STEP))
-                file.write(data[len(data) // 2 :])
+                write_all(file, data[len(data) // 2 :])
             for old in sorted(out.glob("checkpoint_*.pth"))[:-KEEP]:
                 old.unlink()
     print(f"weights at step {step}: {digest(state)}", flush=True)

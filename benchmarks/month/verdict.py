@@ -128,15 +128,16 @@ def _everywhere(one: Kept, items: list[dict[str, Any]], keep: Path) -> list[str]
     return wrong
 
 
-def left_behind(top: Path, people: list[Person], sandbox: Sandbox) -> list[str]:
+def left_behind(top: Path, people: list[Person], sandbox: Sandbox, faults: list[dict[str, Any]]) -> list[str]:
     """Say what is left half a minute after the last job: Slurm may end a step seconds after its job has left the queue."""
     until = time.monotonic() + 30.0
-    while (wrong := _left(top, people, sandbox)) and time.monotonic() < until:
+    lost = {fault["said"].partition(" ")[0] for fault in faults if fault["fault"] == "a node is lost"}
+    while (wrong := _left(top, people, sandbox, lost)) and time.monotonic() < until:
         time.sleep(1.0)
     return wrong
 
 
-def _left(top: Path, people: list[Person], sandbox: Sandbox) -> list[str]:
+def _left(top: Path, people: list[Person], sandbox: Sandbox, lost: set[str]) -> list[str]:
     wrong = [f"in the queue: {line}" for line in sandbox.run(["squeue", "-h", "-o", "%i %u %j %T"]).splitlines()]
     for one in people:
         places = {str(one.rundir.root), *(str(one.rundir.group(name).root) for name in one.groups if name)}
@@ -160,6 +161,14 @@ def _left(top: Path, people: list[Person], sandbox: Sandbox) -> list[str]:
     ]
     ours = {one.who.pw_uid for one in people}
     wrong += [
-        f"in the memory of the nodes: {path}" for path in Path("/dev/shm").glob("*") if path.lstat().st_uid in ours
+        f"in the memory of the nodes: {path}"
+        for path in Path("/dev/shm").glob("*")
+        if path.lstat().st_uid in ours and not _was_lost(path, lost)
     ]
     return wrong
+
+
+def _was_lost(folder: Path, nodes: set[str]) -> bool:
+    """Whether all that is in it is of nodes that were lost: here these share the memory of a host that goes on."""
+    names = [one.name for one in folder.iterdir()] if folder.is_dir() else []
+    return bool(names) and all(any(f"-{node}-" in name for node in nodes) for name in names)
