@@ -18,6 +18,7 @@ from enum import Enum
 from itertools import pairwise
 
 from ftsupervise.errors import Untranslatable
+from ftsupervise.importer.resubmission import OWN_PATH, Submission, Submits, Whose
 from ftsupervise.importer.sbatch import Script
 from ftsupervise.importer.statements import ASSIGNS, NotUnderstood, Pipeline, Statement, statements
 from ftsupervise.launch.script import PURGES
@@ -62,7 +63,6 @@ _SIGNALS = frozenset(("USR1", "USR2", "TERM", "INT", "HUP", "CONT", "EXIT", "QUI
 _NUMBERED = frozenset(one.value for one in signal.Signals)
 _CAN_BE_CAUGHT = frozenset(one.name.removeprefix("SIG") for one in signal.Signals) - {"KILL", "STOP", "CONT"}
 _POSITIONAL = re.compile(r"\$(?:[1-9@*#]|\{[1-9@*#][^}]*\})")
-_OWN_PATH = re.compile(r"\$(?:0\b|\{0\b|\{?BASH_SOURCE\b)")
 _OWN_PATH_ALONE = re.compile(r"\$(?:0(?![0-9])|\{0\}|BASH_SOURCE\b|\{BASH_SOURCE(?:\[0\])?\})")
 _LOGIN = (
     "[ ! -r /etc/profile ] || . /etc/profile",
@@ -70,9 +70,14 @@ _LOGIN = (
 )
 _AS_THEIRS = "set +o pipefail\n"  # the shell of a command sets it, so that train.py | tee fails when train.py does
 _OF_A_CHECKPOINT = re.compile(r"ckpt|che?ck_?po?i?nt|resum|restart|latest|newest|last", re.I)
-_REQUEUES = re.compile(r"\bscontrol\s+requeue\w*\b")
-_SUBMITS = re.compile(r"\b(?:scontrol\s+requeue\w*|sbatch)\b[^;&|\n]*")  # with the words behind it
+_GOES_ON = "the next job of the chain goes on"
 _LARGEST = 60_000  # characters of code in ftsupervise.yaml
+_SUBMITS_HERE = {
+    Whose.OTHER: "each start of the script that comes to this line submits it: in each job, and after each restart; is that "
+    "meant?",
+    Whose.UNKNOWN: "does this submit the script itself? Then take it out: the next job of the chain goes on, and two would "
+    "train at once",
+}
 
 
 class BodyKind(Enum):
@@ -130,7 +135,8 @@ def read_body(script: Script, arguments: Sequence[str] = (), *, whole: str = "",
     """
     shell, *flags = script.interpreter
     if shell.rpartition("/")[2] not in _SHELLS:
-        return Body(BodyKind.SCRIPT, why=f"line 1: it is a script of {shell.rpartition('/')[2]}")
+        why = f"line 1: it is a script of {shell.rpartition('/')[2]}"
+        return _as_it_stands(script, list(Submits(script.body, own).by_lines(script.body)), why)
     try:
         if whole:
             raise _Whole(whole)
@@ -139,28 +145,15 @@ def read_body(script: Script, arguments: Sequence[str] = (), *, whole: str = "",
         why = f"line {script.body_line + error.at}: {error}, as far as it is understood here"
     except _Whole as reason:
         why = str(reason)
-    found = _again(script.body, own)
+    submits = Submits(script.body, own)
+    found = submits.found(script.body)
+    again = any(one.whose is Whose.ITSELF for one in found)
     try:
-        if left := _Apart(script, tuple(flags), tuple(arguments), own).what_is_left(why, must=found is not None):
+        if left := _Apart(script, tuple(flags), tuple(arguments), own).what_is_left(why, must=again):
             return left
     except (NotUnderstood, _Whole) as reason:
-        why = why if found is None else str(reason)
-    if found is not None:
-        number, line = script.body_line + found[0], found[1]
-        raise Untranslatable(
-            f"line {number}: {_shown(line)} puts the job into the queue again, beside the chain that is there; "
-            f"it cannot be left out by itself ({why})",
-            hint=_in_its_place(script, number),
-        )
-    return _as_it_stands(script, why)
-
-
-def _again(code: str, own: str) -> tuple[int, str] | None:
-    """Return the first line, from 0, that submits the job again."""
-    for at, line in enumerate(code.splitlines()):
-        if not line.lstrip().startswith("#") and (_REQUEUES.search(line) or _submits_itself(line, own)):
-            return at, line
-    return None
+        why = str(reason) if again else why
+    return _as_it_stands(script, found, why)
 
 
 def _in_its_place(script: Script, number: int) -> str:
@@ -178,14 +171,23 @@ def _in_its_place(script: Script, number: int) -> str:
     )
 
 
-def _as_it_stands(script: Script, why: str) -> Body:
+def _as_it_stands(script: Script, submits: Sequence[Submission], why: str) -> Body:
+    """Return the script as the command. Raises Untranslatable where it submits itself again."""
     told: list[Remark] = []
-    for number, line in enumerate(script.body.splitlines(), script.body_line):
+    lines = script.body.splitlines()
+    for one in submits:
+        at = script.body.count("\n", 0, one.start)
+        number = script.body_line + at
+        if one.whose is Whose.ITSELF:
+            raise Untranslatable(
+                f"line {number}: {_shown(lines[at])} puts the job into the queue again, beside the chain that is there; "
+                f"it cannot be left out by itself ({why})",
+                hint=_in_its_place(script, number),
+            )
+        told.append(Remark(number, number, _shown(lines[at]), _SUBMITS_HERE[one.whose], decide=True))
+    for number, line in enumerate(lines, script.body_line):
         if line.lstrip().startswith("#"):
             continue
-        if re.search(r"(?:^|[;&|({\s])sbatch\s+\S", line) and not re.search(r"\becho\b", line):
-            words = "each start of the script submits this again: in each job, and after each restart; is that meant?"
-            told.append(Remark(number, number, _shown(line), words, decide=True))
         if assigned(line) or kind(line):
             told.append(
                 Remark(
@@ -205,6 +207,7 @@ class _Apart:
     def __init__(self, script: Script, flags: tuple[str, ...], arguments: tuple[str, ...], own: str) -> None:
         self._script, self._flags, self._arguments, self._own = script, flags, arguments, own
         self._all = statements(script.body)
+        self._submits = Submits(script.body, own)
         self._told: list[Remark] = []
         self._out: set[int] = set()  # statements that are left out
         self._relays: list[Relay] = []
@@ -215,8 +218,17 @@ class _Apart:
     def _tell(self, one: Statement, words: str, *, decide: bool = False) -> None:
         self._told.append(Remark(self._line(one.first), self._line(one.last), _shown(one.text), words, decide))
 
-    def _leave_out(self, index: int, words: str, *, decide: bool = False) -> None:
+    def _leave_out(self, index: int, words: str) -> None:
+        """Leave out a statement, and tell why; what else it submitted is for a person."""
         self._out.add(index)
+        sent = [one.whose for one in self._submits.found(self._all[index].text)]
+        decide = Whose.OTHER in sent or Whose.UNKNOWN in sent
+        if Whose.UNKNOWN in sent:
+            words = (
+                f"left out: if what it submits is this script, {_GOES_ON}; is it another one? Then submit that yourself"
+            )
+        elif Whose.OTHER in sent:
+            words = "left out, and with it the other job that it submits: submit that yourself when the run is finished"
         self._tell(self._all[index], words, decide=decide)
 
     # ------------------------------------------------------------------------------------------------------ the parts
@@ -246,14 +258,25 @@ class _Apart:
                 self._leave_out(index, _why_behind(self._all[index]))
         ends: dict[int, str] = {}  # the text of a statement that ends now, where it submitted
         for index, one in enumerate(self._all):
-            if index in self._out or _again(one.text, self._own) is None:
+            if index in self._out:
+                continue
+            found = self._submits.found(one.text)
+            again = [sent for sent in found if sent.whose is Whose.ITSELF]
+            if found and not again:
+                self._tell(one, _SUBMITS_HERE[max((sent.whose for sent in found), key=lambda w: w.value)], decide=True)
+            if not again:
                 continue
             if one.defines:
                 raise _Whole(f"line {self._line(one.first)}: the function {one.defines} does that")
             if one.alone is not None:
                 self._leave_out(index, "not needed: the next job of the chain waits in the queue already")
                 continue
-            ends[index] = _SUBMITS.sub("exit 1", one.text)
+            if not all(sent.can_end for sent in again):
+                raise _Whole(f"line {self._line(one.first)}: an exit in its place would not end the script")
+            text = one.text
+            for sent in reversed(again):
+                text = f"{text[: sent.start]}exit 1{text[sent.end :]}"
+            ends[index] = text
             self._tell(
                 one, "exit 1 in the place of what submitted the job again: ftsupervise starts the command again then"
             )
@@ -267,7 +290,7 @@ class _Apart:
         if _ends_at_an_error(code) and not any(self._all[index].parts[-1].piped for index in self._starts()):
             code = f"{_AS_THEIRS}{code}"
         code = _with_path(code, self._own)
-        if _again(code, self._own) is not None:
+        if self._submits.itself(code) is not None:
             raise _Whole("it stands in code that is not understood here")
         return Body(BodyKind.ONCE, code, lines, told=self._remarks(), why=why, relays=tuple(self._relays))
 
@@ -384,13 +407,14 @@ class _Apart:
             one = self._all[index]
             if index in self._out or one.defines:
                 continue
-            names = [_program(simple) for simple in one.simples()]
-            again = any(name[:1] == ("scontrol",) and "requeue" in name for name in names) or _submits_itself(
-                one.text, self._own
-            )
-            if not again:
-                if any(name[:1] == ("sbatch",) for name in names):
-                    self._tell(one, "launch.setup: each job of the chain submits this; is that meant?", decide=True)
+            found = self._submits.worst(one.text)
+            if found is None:
+                continue
+            if found.whose is Whose.OTHER:
+                self._tell(one, "launch.setup: each job of the chain submits this; is that meant?", decide=True)
+                continue
+            if found.whose is Whose.UNKNOWN:
+                self._tell(one, f"launch.setup: {_SUBMITS_HERE[Whose.UNKNOWN]}", decide=True)
                 continue
             if not _all_dropped(one.simples()):
                 raise _Whole(f"line {self._line(one.first)}: it submits the job again, and does other work")
@@ -453,7 +477,7 @@ class _Apart:
                 raise _Whole("it holds a secret, which has no place in a settings file")
             if _has_control_characters(text):
                 raise _Whole("it holds control characters")
-        if _OWN_PATH.search(made.setup + made.command):
+        if OWN_PATH.search(made.setup + made.command):
             raise _Whole("it asks for its own path ($0, BASH_SOURCE)")
         return replace(made, told=self._remarks(), relays=tuple(self._relays))
 
@@ -826,7 +850,7 @@ def _calls(code: str, functions: Collection[str]) -> tuple[str, ...] | None:
 
 def _with_path(code: str, own: str) -> str:
     """Return the code with the path of the script in the place of ``$0``. Raises _Whole where a shell may not expand that."""
-    if _OWN_PATH.search(code) is None:
+    if OWN_PATH.search(code) is None:
         return code
     why = "it asks for its own path ($0, BASH_SOURCE)"
     if not re.fullmatch(r"[\w@%+=:,./-]+", own) or "<<" in code:
@@ -854,9 +878,7 @@ def _with_path(code: str, own: str) -> str:
         at += 1
     text = "".join(made)
     if any(
-        _OWN_PATH.search(line)
-        for line in re.sub(r"'[^']*'", "", text).splitlines()
-        if not line.lstrip().startswith("#")
+        OWN_PATH.search(line) for line in re.sub(r"'[^']*'", "", text).splitlines() if not line.lstrip().startswith("#")
     ):
         raise _Whole(why)
     return text
@@ -876,12 +898,6 @@ def _ends_at_an_error(code: str) -> bool:
     """Return whether the code has a pipe, and ends at the first command that fails, but for one in the middle of a pipe."""
     sets = re.search(r"(?m)^\s*set\s+(?:-\w*e|-o\s+errexit)", code)
     return sets is not None and "pipefail" not in code and re.search(r"[^|]\|[^|]", code) is not None
-
-
-def _submits_itself(text: str, own: str) -> bool:
-    own = own.rpartition("/")[2]
-    named = rf"|(?<![\w.-]){re.escape(own)}(?![\w.-])" if own else ""
-    return re.search(rf"\bsbatch\b[^;&|\n]*(?:\$0\b|\$\{{0\}}|BASH_SOURCE|\$SLURM_JOB_NAME{named})", text) is not None
 
 
 def _warns(text: str) -> str:

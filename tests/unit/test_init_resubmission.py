@@ -1,0 +1,140 @@
+"""Which scripts submit themselves again, by whatever name: the second job would train beside the chain, into the same files."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftsupervise.errors import Untranslatable
+from ftsupervise.importer.resubmission import Submits, Whose
+from ftsupervise.importer.sbatch import read_script
+from ftsupervise.importer.settings import Draft, Row, ScriptSource, draft
+
+
+def drafted(body: str, options: str = "") -> Draft:
+    text = f"#!/bin/bash\n{options}{body}"
+    return draft(read_script(text), ScriptSource("/home/ada/project", "jobs/run.sh", "run"))
+
+
+def row_of(made: Draft, line: str) -> Row:
+    """Return what was said of that line, but for numbers of the job and arguments that it has too."""
+    return next(row for row in made.rows if row.lines == line and " is another one in each job" not in row.words)
+
+
+HANDLER = """{before}
+on_term() {{
+  cp -r out /archive
+  {submits}
+  exit 0
+}}
+trap on_term TERM
+python train.py
+"""
+ITSELF = [
+    ('SCRIPT_PATH="/home/ada/project/jobs/run.sh"', 'sbatch "$SCRIPT_PATH"'),
+    ('SCRIPT_PATH=$(readlink -f "$0")', 'sbatch "$SCRIPT_PATH"'),
+    ("SCRIPT_PATH=`realpath $0`", "sbatch --dependency=afterany:$SLURM_JOB_ID ${SCRIPT_PATH}"),
+    ('export ME="${BASH_SOURCE[0]}"', "sbatch $ME"),
+    ("ME=$(scontrol show job $SLURM_JOB_ID | awk -F= '/Command=/{print $2}')", 'sbatch "$ME"'),
+    ("ME=$(squeue -h -j $SLURM_JOB_ID -o %o)", "sbatch $ME"),
+    ('A=$(readlink -f "$0"); B="$A"; C=${B}', "jid=$(sbatch --parsable $C)"),
+    ('D=$(cd "$(dirname "$0")" && pwd)', 'sbatch "$D/run.sh"'),
+    ('D="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/$(basename "$0")"', 'sbatch "$D"'),
+    ("OPTS='-p gpu'; ME=$0", 'sbatch $OPTS "$ME"'),
+    ("", "sbatch --begin=now+60 \\\n    $0"),
+    ("", 'ssh login "cd $PWD && sbatch jobs/run.sh"'),
+    ("", "cat $0 | sbatch"),
+    ("", "sbatch < $0"),
+    ("", "sbatch --wrap='bash jobs/run.sh'"),
+    ('NEXT="sbatch $0"', "eval $NEXT"),
+    ("", "scontrol requeue $SLURM_JOB_ID"),
+]
+
+
+@pytest.mark.parametrize(("before", "submits"), ITSELF)
+def test_a_handler_that_submits_its_own_script_and_works_is_refused(before: str, submits: str) -> None:
+    """Whatever it calls itself: beside the chain it would be a second training in the same folder."""
+    with pytest.raises(Untranslatable, match="puts the job into the queue again"):
+        drafted(HANDLER.format(before=before, submits=submits))
+
+
+@pytest.mark.parametrize(
+    ("before", "submits", "asks"),
+    [
+        ("", "sbatch eval.sh", "is that meant"),
+        ("D=$(dirname $0)", 'sbatch "$D/eval.sh"', "is that meant"),
+        ("D=${0%/*}", "sbatch $D/eval_$SLURM_JOB_ID.sh", "is that meant"),
+        ("NEXT=eval.sh", "sbatch --job-name=$SLURM_JOB_NAME $NEXT", "is that meant"),
+        ("", "sbatch --wrap='python eval.py'", "is that meant"),
+        ("", 'sbatch "$@"', "does this submit the script itself?"),
+        ("source env.sh", "sbatch $SCRIPT", "does this submit the script itself?"),
+        ("NEXT=$(cat next)", "sbatch $NEXT", "does this submit the script itself?"),
+        ("", "sbatch jobs/r$KIND.sh", "does this submit the script itself?"),
+    ],
+)
+def test_what_else_a_kept_script_submits_is_asked_about(before: str, submits: str, asks: str) -> None:
+    made = drafted(HANDLER.format(before=before, submits=submits))
+    assert made.launch["command"][0] == "bash jobs/run.sh"
+    row = row_of(made, "5")
+    assert row.decide
+    assert asks in row.words
+
+
+def test_a_word_that_is_only_told_submits_nothing() -> None:
+    """A message that speaks of sbatch is not the line that a person has to take out."""
+    with pytest.raises(Untranslatable, match="line 6: sbatch"):
+        drafted(HANDLER.format(before="", submits='echo "Resubmitting via sbatch $0 [$(date)]"\n  sbatch "$0"'))
+
+
+@pytest.mark.parametrize(
+    ("code", "left"),
+    [
+        (
+            'echo "again: sbatch $0"; sbatch $0 >> again.log',
+            'echo "again: sbatch $0"; exit 1',
+        ),
+        ("sbatch eval.sh && scontrol requeue $SLURM_JOB_ID", "sbatch eval.sh && exit 1"),
+        ("sbatch --nice \\\n    $0", "exit 1"),
+    ],
+)
+def test_the_end_stands_in_the_place_of_the_submission_alone(code: str, left: str) -> None:
+    made = drafted(f"python a.py\nif ! python b.py; then\n  {code}\nfi\n")
+    command = str(made.launch["command"][0]).replace("jobs/run.sh", "$0")
+    assert f"  {left}\nfi\n" in command.replace("/home/ada/project/$0", "$0")
+
+
+@pytest.mark.parametrize("code", ["(cd jobs && sbatch run.sh)", "sbatch $0 | tee -a again.log", "job=$(sbatch $0)"])
+def test_an_exit_that_would_not_end_the_script_is_not_put_there(code: str) -> None:
+    """In a subshell or a pipe it ends that alone, and the script would train on as if nothing had happened."""
+    with pytest.raises(Untranslatable, match="would not end the script"):
+        drafted(f"python a.py\nif ! python b.py; then\n  {code}\nfi\n")
+
+
+@pytest.mark.parametrize(
+    ("behind", "words"),
+    [
+        ("sbatch eval.sh", "the other job that it submits"),
+        ("sbatch $NEXT", "if what it submits is this script"),
+        ("sbatch $0", "not needed"),
+    ],
+)
+def test_another_job_behind_the_training_is_not_left_out_in_silence(behind: str, words: str) -> None:
+    row = row_of(drafted(f"srun python train.py\n{behind}\n"), "3")
+    assert words in row.words
+    assert row.decide == (behind != "sbatch $0")
+
+
+def test_a_script_without_a_file_has_no_name_to_know() -> None:
+    assert [one.whose for one in Submits("sbatch run.sh\n", "").found("sbatch run.sh\n")] == [Whose.UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#!/bin/csh\npython train.py\nif ($status == 3) sbatch $0\n",
+        "#!/usr/bin/env python3\nimport subprocess\nsubprocess.run(['sbatch', __file__])\n",
+        "#!/usr/bin/env python3\nimport subprocess\nsubprocess.run(['scontrol', 'requeue', job])\n",
+    ],
+)
+def test_a_script_of_another_language_that_submits_itself_is_refused_too(text: str) -> None:
+    with pytest.raises(Untranslatable, match=r"line 3: .* puts the job into the queue again"):
+        draft(read_script(text), ScriptSource("/home/ada/project", "jobs/run.sh", "run"))
