@@ -18,6 +18,7 @@ from enum import Enum
 from itertools import pairwise
 
 from ftsupervise.errors import Untranslatable
+from ftsupervise.importer.ends import AfterZero
 from ftsupervise.importer.resubmission import OWN_PATH, Submission, Submits, Whose
 from ftsupervise.importer.sbatch import Script
 from ftsupervise.importer.statements import ASSIGNS, NotUnderstood, Pipeline, Statement, statements
@@ -71,6 +72,7 @@ _LOGIN = (
 _AS_THEIRS = "set +o pipefail\n"  # the shell of a command sets it, so that train.py | tee fails when train.py does
 _OF_A_CHECKPOINT = re.compile(r"ckpt|che?ck_?po?i?nt|resum|restart|latest|newest|last", re.I)
 _GOES_ON = "the next job of the chain goes on"
+_WAITS = "not needed: the next job of the chain waits in the queue already"
 _LARGEST = 60_000  # characters of code in ftsupervise.yaml
 _SUBMITS_HERE = {
     Whose.OTHER: "each start of the script that comes to this line submits it: in each job, and after each restart; is that "
@@ -121,6 +123,7 @@ class Body:
     told: tuple[Remark, ...] = ()
     why: str = ""  # of SCRIPT: why it was not taken apart
     relays: tuple[Relay, ...] = ()
+    finished: str = ""  # why an exit with 0 finishes the run; "": nothing says so
 
 
 class _Whole(Exception):
@@ -211,6 +214,7 @@ class _Apart:
         self._told: list[Remark] = []
         self._out: set[int] = set()  # statements that are left out
         self._relays: list[Relay] = []
+        self._finished = ""
 
     def _line(self, at: int) -> int:
         return self._script.body_line + at
@@ -218,11 +222,11 @@ class _Apart:
     def _tell(self, one: Statement, words: str, *, decide: bool = False) -> None:
         self._told.append(Remark(self._line(one.first), self._line(one.last), _shown(one.text), words, decide))
 
-    def _leave_out(self, index: int, words: str) -> None:
+    def _leave_out(self, index: int, words: str, *, decide: bool = False) -> None:
         """Leave out a statement, and tell why; what else it submitted is for a person."""
         self._out.add(index)
         sent = [one.whose for one in self._submits.found(self._all[index].text)]
-        decide = Whose.OTHER in sent or Whose.UNKNOWN in sent
+        decide = decide or Whose.OTHER in sent or Whose.UNKNOWN in sent
         if Whose.UNKNOWN in sent:
             words = (
                 f"left out: if what it submits is this script, {_GOES_ON}; is it another one? Then submit that yourself"
@@ -256,6 +260,7 @@ class _Apart:
         for index in behind:
             if index not in self._out:
                 self._leave_out(index, _why_behind(self._all[index]))
+        always = False  # an exit with 0 too submits it
         ends: dict[int, str] = {}  # the text of a statement that ends now, where it submitted
         for index, one in enumerate(self._all):
             if index in self._out:
@@ -268,9 +273,13 @@ class _Apart:
                 continue
             if one.defines:
                 raise _Whole(f"line {self._line(one.first)}: the function {one.defines} does that")
-            if one.alone is not None:
-                self._leave_out(index, "not needed: the next job of the chain waits in the queue already")
+            early = index < self._starts()[0]
+            if one.alone is not None or (early and _all_dropped(one.simples())):
+                self._leave_out(index, _WAITS)
+                always = True
                 continue
+            if early:
+                raise _Whole(f"line {self._line(one.first)}: it submits the job again, and does other work")
             if not all(sent.can_end for sent in again):
                 raise _Whole(f"line {self._line(one.first)}: an exit in its place would not end the script")
             text = one.text
@@ -281,7 +290,7 @@ class _Apart:
                 one, "exit 1 in the place of what submitted the job again: ftsupervise starts the command again then"
             )
         kept = [index for index in range(len(self._all)) if index not in self._out]
-        code = self._text(kept, self._own_lines() + self._given(), (), ends)
+        code = self._text(kept, self._own_lines() + self._given(), self._left_with(kept, ends), ends)
         if assigned(code) or kind(code) or len(code) > _LARGEST:
             raise _Whole("it holds a secret" if len(code) <= _LARGEST else "it is too long for a settings file")
         if _has_control_characters(code):
@@ -292,7 +301,23 @@ class _Apart:
         code = _with_path(code, self._own)
         if self._submits.itself(code) is not None:
             raise _Whole("it stands in code that is not understood here")
-        return Body(BodyKind.ONCE, code, lines, told=self._remarks(), why=why, relays=tuple(self._relays))
+        finished = "the script submits nothing then" if ends and not always else ""
+        return Body(
+            BodyKind.ONCE, code, lines, told=self._remarks(), why=why, relays=tuple(self._relays), finished=finished
+        )
+
+    def _left_with(self, kept: Sequence[int], ends: dict[int, str]) -> tuple[str, ...]:
+        """Return the line that ends the script with the code of its last program, and have that kept in ``ends``: a test that
+        is its last line, and submits nothing, would make a failure of its success.
+        """
+        start, last = self._starts()[-1], kept[-1]
+        one = self._all[start]
+        if last not in ends or start in (last, *ends) or one.background:
+            return ()
+        if not any(part.connector == "&&" for part in self._all[last].parts):
+            return ()
+        ends[start] = f"{one.text}\nleft=$?; (exit $left)"
+        return ("exit $left",)
 
     def _starts(self) -> list[int]:
         """Return the statements that start a program which may be the training, functions of the script that do so included."""
@@ -384,7 +409,7 @@ class _Apart:
 
     def _behind(self, main: int) -> None:
         """Leave out what stands behind the command: only lines that told, waited or submitted the job again."""
-        waits = False
+        waits, after = False, self._after_zero(main)
         for index in range(main + 1, len(self._all)):
             one = self._all[index]
             if index in self._out:
@@ -395,11 +420,34 @@ class _Apart:
             if one.defines or not _all_dropped(one.simples()):
                 raise _Whole(f"line {self._line(one.first)}: {_shown(one.text)} works on, after the training has ended")
             waits = waits or any(_program(simple)[0] == "wait" for simple in one.simples())
-            self._leave_out(index, _why_behind(one))
+            if after is not None and self._submits.itself(one.text):
+                self._condition(index, after)
+            else:
+                self._leave_out(index, _why_behind(one))
         if self._all[main].background and not waits:
             raise _Whole(
                 f"line {self._line(self._all[main].first)}: it goes on in the background, and nothing waits for it"
             )
+
+    def _after_zero(self, main: int) -> AfterZero | None:
+        """Return where the lines behind the command lead when it has left with 0; None where they cannot be followed."""
+        code = self._script.body[self._all[main].end :]
+        try:
+            return AfterZero(code, [one.start for one in self._submits.found(code) if one.whose is not Whose.OTHER])
+        except (ValueError, RecursionError):
+            return None
+
+    def _condition(self, index: int, after: AfterZero) -> None:
+        """Leave out a statement that submits the job again, and tell when it did: that is the script's own word on the end."""
+        one = self._all[index]
+        if not after.may_submit:
+            self._finished = f"line {self._line(one.first)} of the script submits nothing then"
+            self._leave_out(index, f"{_WAITS}; at an exit with 0 this submits nothing: launch.finished_by")
+        elif after.may_not:
+            words = "this submits on a condition: at an exit with 0 you are asked if the run is finished, or launch.finished_by"
+            self._leave_out(index, f"{_WAITS}; {words}", decide=True)
+        else:
+            self._leave_out(index, _WAITS)
 
     def _resubmitting(self, main: int) -> None:
         """Leave out what submitted the job again before the command began."""
@@ -418,7 +466,8 @@ class _Apart:
                 continue
             if not _all_dropped(one.simples()):
                 raise _Whole(f"line {self._line(one.first)}: it submits the job again, and does other work")
-            self._leave_out(index, "not needed: the next job of the chain waits in the queue already")
+            self._leave_out(index, _WAITS)
+            self._finished = ""
 
     def _before(self, main: int) -> tuple[list[int], Pipeline]:
         """Return the statements that go to setup, and the part of the main statement that trains."""
@@ -479,7 +528,9 @@ class _Apart:
                 raise _Whole("it holds control characters")
         if OWN_PATH.search(made.setup + made.command):
             raise _Whole("it asks for its own path ($0, BASH_SOURCE)")
-        return replace(made, told=self._remarks(), relays=tuple(self._relays))
+        if self._submits.itself(made.command) is not None:
+            raise _Whole(f"line {made.command_lines[0]}: it submits the job again itself")
+        return replace(made, told=self._remarks(), relays=tuple(self._relays), finished=self._finished)
 
     def _remarks(self) -> tuple[Remark, ...]:
         return tuple(sorted(self._told, key=lambda one: one.first))
@@ -909,7 +960,7 @@ def _warns(text: str) -> str:
 def _why_behind(one: Statement) -> str:
     text = one.text
     if "requeue" in text or re.search(r"\bsbatch\b", text):
-        return "not needed: the next job of the chain waits in the queue already"
+        return _WAITS
     if re.search(r"\bwait\b", text):
         return "not needed: the supervisor waits for the command"
     if re.search(r"\bexit\b", text):

@@ -434,6 +434,8 @@ class _Drafting:
         around = understand(body.command).kind is Kind.AROUND
         if body.form is BodyKind.ONCE and not around:
             self.launch["srun"] = (False, "it runs once in the job, as in your script")
+        if body.finished:
+            self.launch["finished_by"] = ("exit 0", body.finished)
         if body.why:
             self._what_is_left(body)
             return
@@ -471,6 +473,7 @@ class _Drafting:
         """Say of a script that is one command where it went: all lines but those that are told."""
         self.launch["command"] = (body.command, f"the script, without what is ftsupervise's: {body.why}")
         words = f"launch.command: what is left of the script, once in the job ({body.why})"
+        words += "; an exit with 0 submits nothing: launch.finished_by" if body.finished else ""
         self.rows.append(Row(_lines(*body.command_lines), "the script's commands", words))
 
     def _told_setup(self, body: Body) -> None:

@@ -11,6 +11,7 @@ _ORDER = (
     "partition", "account", "qos", "constraint", "reservation", "nodes", "ntasks", "tasks_per_node", "cpus_per_task",
     "gpus_per_node", "gres", "mem", "mem_per_cpu", "mem_per_gpu", "exclusive", "hint", "licenses", "exclude", "time", "signal",
     "warn", "requeue", "jobs", "output", "error", "sbatch", "modules", "env", "take_along", "setup", "srun", "command",
+    "finished_by",
 )  # fmt: skip
 _SAY = {
     "time": "of each job of the chain",

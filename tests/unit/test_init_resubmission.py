@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from ftsupervise.errors import Untranslatable
+from ftsupervise.importer.ends import AfterZero
 from ftsupervise.importer.resubmission import Submits, Whose
 from ftsupervise.importer.sbatch import read_script
 from ftsupervise.importer.settings import Draft, Row, ScriptSource, draft
@@ -138,3 +142,88 @@ def test_a_script_without_a_file_has_no_name_to_know() -> None:
 def test_a_script_of_another_language_that_submits_itself_is_refused_too(text: str) -> None:
     with pytest.raises(Untranslatable, match=r"line 3: .* puts the job into the queue again"):
         draft(read_script(text), ScriptSource("/home/ada/project", "jobs/run.sh", "run"))
+
+
+ANSWERS = [  # of lines behind the training: settled by the exit with 0, by a condition (it is asked), or by nothing
+    ("if [[ $? -eq 124 ]]; then\n  sbatch jobs/run.sh\nfi", "exit 0"),
+    ("[ $? -eq 124 ] && sbatch $0", "exit 0"),
+    ('[ "$?" == "9" ] && scontrol requeue $SLURM_JOB_ID', "exit 0"),
+    ("rc=$?\nif [ $rc -eq 0 ]; then echo done; exit 0; fi\nscontrol requeue $SLURM_JOB_ID", "exit 0"),
+    (
+        "rc=$?\nif [ $rc -eq 0 ]; then\n  exit 0\nelif [ $rc -eq 99 ]; then\n  sbatch $0\nelse\n  echo no\nfi",
+        "exit 0",
+    ),
+    ("code=$?\ncase $code in\n  0) echo done;;\n  85|99) sbatch $0;;\nesac", "exit 0"),
+    ("[ $? -ne 0 ] && [ -f more ] && sbatch $0", "exit 0"),
+    ('rc=$?; test "$rc" != 0 && sbatch $0', "exit 0"),
+    ("rc=$?\n[ $rc -gt 100 ] || exit $rc\nsbatch $0", "exit 0"),
+    ("[ -f out/DONE ] || sbatch $0", "asked"),
+    ("if [ ! -f out/DONE ]; then\n  sbatch $0\nfi", "asked"),
+    ("if [ $? -eq 124 ] || [ ! -f out/DONE ]; then sbatch $0; fi", "asked"),
+    ("rc=$?\nrc=$(date +%S)\n[ $rc -eq 124 ] && sbatch $0", "asked"),
+    ("hostname\n[ $? -eq 124 ] && sbatch $0", "asked"),
+    ("rc=$?\n[ -f code ] && rc=124\n[ $rc -eq 124 ] && sbatch $0", "asked"),
+    ("while [ -f more ]; do sbatch $0; break; done", "asked"),
+    ("if [ $? -eq 0 ]; then sbatch $0; fi", "nothing"),
+    ("sbatch $0", "nothing"),
+    ("if [ $? -eq 124 ]; then sbatch $0; fi\nsbatch $0", "nothing"),
+]
+
+
+@pytest.mark.parametrize(("behind", "answer"), ANSWERS)
+def test_the_scripts_own_word_on_its_end_is_kept(behind: str, answer: str) -> None:
+    made = drafted(f"srun python train.py\n{behind}\n")
+    assert made.launch["command"][0] == "srun python train.py"
+    assert made.launch.get("finished_by", ("ask", ""))[0] == ("exit 0" if answer == "exit 0" else "ask")
+    words = [(row.words, row.decide) for row in made.rows if "the next job of the chain waits" in row.words]
+    assert words
+    assert any("at an exit with 0 this submits nothing: launch.finished_by" in one for one, _ in words) == (
+        answer == "exit 0"
+    )
+    assert any(decide and "on a condition" in one for one, decide in words) == (answer == "asked")
+
+
+@pytest.mark.parametrize(
+    ("code", "may_submit", "may_not"),
+    [
+        ("(( $? == 124 )) && sbatch x", False, True),
+        ("rc=$?; if (( rc <= 0 )); then sbatch x; fi", True, False),
+        ("rc=$?; if ((rc)); then sbatch x; fi", False, True),
+        ("if [ $? -ne 0 ]; then echo; fi; [ $? -ne 0 ] || sbatch x", True, True),
+        ("(exit 3); sbatch x", True, False),
+        ("exit 0 | cat; sbatch x", True, False),
+        ("rc=1; [ -f a ] && rc=0; [ $rc -eq 0 ] || sbatch x", True, True),
+        ("case $? in [1-9]*) sbatch x;; esac", True, True),
+        ("case $? in 0) exit;; esac; sbatch x", False, True),
+    ],
+)
+def test_the_ways_behind_an_exit_with_0(code: str, may_submit: bool, may_not: bool) -> None:
+    found = AfterZero(code, [code.index("sbatch")])
+    assert (found.may_submit, found.may_not) == (may_submit, may_not)
+
+
+def test_a_script_that_submits_itself_first_has_no_end_of_its_own() -> None:
+    made = drafted("sbatch -d afterany:$SLURM_JOB_ID $0\nsrun python train.py\n[ $? -eq 124 ] && sbatch $0\n")
+    assert "finished_by" not in made.launch
+
+
+@pytest.mark.parametrize("submits", ["scontrol requeue $SLURM_JOB_ID", "sbatch $0"])
+def test_nothing_is_submitted_by_the_statement_that_trains(submits: str) -> None:
+    """An if around the one srun became the command as it stood, and put the job back beside its chain."""
+    made = drafted(f"if ! srun python train.py; then\n  {submits}\nfi\n")
+    assert made.launch["command"][0] == "if ! srun python train.py; then\n  exit 1\nfi\n"
+    assert made.launch["finished_by"][0] == "exit 0"
+
+
+def test_what_submits_before_the_first_training_does_not_end_the_script_there() -> None:
+    made = drafted("if [ -z $LAST ]; then sbatch -d afterany:1 $0; fi\npython a.py\npython b.py\n")
+    assert made.launch["command"][0] == "python a.py\npython b.py\n"
+    assert "finished_by" not in made.launch
+
+
+@pytest.mark.parametrize(("left", "code"), [(0, 0), (124, 1), (3, 3)])
+def test_a_last_test_that_does_not_hold_is_no_failure_of_the_training(left: int, code: int, tmp_path: Path) -> None:
+    made = drafted("bash a.sh\nbash b.sh\n[ $? -eq 124 ] && sbatch $0\n")
+    (tmp_path / "a.sh").write_text("exit 0\n")
+    (tmp_path / "b.sh").write_text(f"exit {left}\n")
+    assert subprocess.run(["bash", "-c", str(made.launch["command"][0])], cwd=tmp_path).returncode == code
