@@ -422,6 +422,9 @@ class _Apart:
             waits = waits or any(_program(simple)[0] == "wait" for simple in one.simples())
             if after is not None and self._submits.itself(one.text):
                 self._condition(index, after)
+            elif any(_program(simple)[0] == "scancel" for simple in one.simples()):
+                words = "it cancelled the jobs that waited: at an exit with 0 you are asked if the run is finished"
+                self._leave_out(index, f"left out: {words}, or launch.finished_by", decide=True)
             else:
                 self._leave_out(index, _why_behind(one))
         if self._all[main].background and not waits:

@@ -15,7 +15,7 @@ from ftsupervise.errors import Untranslatable
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.importer.body import Body, BodyKind, Relay, read_body
 from ftsupervise.importer.sbatch import Option, Script
-from ftsupervise.launch.doubts import job_numbers
+from ftsupervise.launch.doubts import job_numbers, without_told
 from ftsupervise.launch.script import PURGES
 from ftsupervise.launch.shell_code import Kind, understand
 from ftsupervise.units import format_duration, format_slurm_time, parse_slurm_time
@@ -42,7 +42,8 @@ _COUNTS_NOTHING = (
     "Slurm counts no restart here, and this stays 0; FTSUPERVISE_ATTEMPT, which the command has, "
     "is 1 at the first start only"
 )
-_ARRAY_ID = re.compile(r"SLURM_ARRAY_(?:TASK_ID|TASK_COUNT|TASK_MIN|TASK_MAX|TASK_STEP|JOB_ID)")
+_ARRAY_ID = r"SLURM_ARRAY_(?:TASK_ID|TASK_COUNT|TASK_MIN|TASK_MAX|TASK_STEP|JOB_ID)"
+_SETS = re.compile(r"(?m)^[ \t]*([A-Za-z_]\w*)=(?:\"[^\"`\n]*\"|[^\s\"`(;&|]*)[ \t]*$")  # a line that sets a variable
 
 
 @dataclass(frozen=True)
@@ -375,12 +376,12 @@ class _Drafting:
         numbers = _elements(found[1]) if found else ()
         if not found or not numbers:
             raise self._refuse(one, "no list of numbers that sbatch reads, such as 1-10%1")
-        used = _ARRAY_ID.search(re.sub(r"(?m)^\s*(?:#|echo\b).*$", "", self.script.body))
-        if used is None and found[2] == "1":
+        used = _uses_its_number(self.script.body)
+        if not used and found[2] == "1":
             self.launch["jobs"] = (min(1000, len(numbers)), "one runs, the others wait to take over")
             self._row(one, f"launch.jobs: {min(1000, len(numbers))}: one runs at a time, the others wait to take over")
             return
-        if len(numbers) == 1 and used is None:
+        if len(numbers) == 1 and not used:
             self._row(one, "not needed: an array of one job; launch.jobs says how many are in the chain")
             return
         if len(numbers) > MOST:
@@ -391,7 +392,10 @@ class _Drafting:
             )
         self.elements = numbers
         most = f"; all may run at once, not {found[2]} of them" if found[2] else ""
-        if used is None:
+        if found[2] == "1":
+            chain = f"take --array out, type this again, and write launch: {{jobs: {min(1000, len(numbers))}}}"
+            most = f"; yours ran one at a time: if they are parts of one training, this is a chain: {chain}"
+        if not used:
             most += "; the script does not read it: if your program does not either, they are all the same"
         self._row(
             one,
@@ -591,6 +595,21 @@ _SPECIAL: dict[str, Callable[[_Drafting, Option], None]] = {
     "uid": _Drafting._uid,
     "wrap": _Drafting._wrap,
 }
+
+
+def _uses_its_number(code: str) -> bool:
+    """Return whether the code does anything with the number of its element but tell it, and name logs with it."""
+    code = without_told(re.sub(r"(?m)^\s*#.*$", "", code))
+    reads = _ARRAY_ID
+    for _ in range(5):  # variables in variables
+        held = [one for one in _SETS.finditer(code) if re.search(reads, one[0])]
+        if not held:
+            break
+        names = "|".join({one[1] for one in held})
+        reads += rf"|\$\{{?(?:{names})\b|\bexport\s[^\n]*\b(?:{names})\b"
+        for one in reversed(held):
+            code = code[: one.start()] + code[one.end() :]
+    return re.search(reads, code) is not None
 
 
 def _elements(text: str) -> tuple[int, ...]:

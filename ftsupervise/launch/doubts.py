@@ -23,7 +23,11 @@ _EACH_JOB = (
 )  # fmt: skip
 # Where the number of the job is only told, or names what lives no longer than the job.
 _HARMLESS = re.compile(
-    r"--(?:jobid|rdzv[-_]id)(?:\s+|=)\S+|^\s*(?:echo|sacct|scontrol|seff|squeue|sstat)\b.*$|(?:MASTER_)?PORT=.*$", re.M
+    r"--(?:jobid|rdzv[-_]id)(?:\s+|=)\S+|(?:MASTER_)?PORT=.*$"
+    r"|^\s*(?:echo|printf(?!\s+-v))\b.*$|(?:[;{]|&&|\|\||\b(?:then|do|else))\s*(?:echo|printf(?!\s+-v))\b[^;&|\n]*"
+    r"|(?<![\w./-])(?:sacct|scancel|scontrol|seff|squeue|sstat)\s[^;&|)`\n]*"
+    r"|(?:(?:&|\b\d)?>>?(?![&(])|>&(?!\s*[\d-])|\|\s*tee\b(?:\s+-a)?)\s*(?:\"[^\"\n]*\"|[^\s;&|()<>\"]+)+",
+    re.M,
 )
 Read = Callable[[Path], object]  # the bytes of a file, or anything else where it cannot be read in time
 _SCRIPT = re.compile(rb"#!\s*\S*(?:/|env\s+)(?:ba|da|k|z)?sh\b")
@@ -104,11 +108,16 @@ def _differs_in_each_job(run: Run) -> Iterator[str]:
         yield f"checkpoints.path: {path} is taken as it stands; no job's number is filled in"
 
 
+def without_told(code: str) -> str:
+    """Return shell code without the places in which a job's number is only told, or names a log."""
+    return _HARMLESS.sub("", code)
+
+
 def job_numbers(code: str) -> tuple[str, ...]:
     """Return the variables in shell code that name the job, and so differ in each job; not where they are only told, nor where
     the code itself sets them.
     """
-    told = expands(_HARMLESS.sub("", code), _EACH_JOB)
+    told = expands(without_told(code), _EACH_JOB)
     return tuple(name for name in told if not re.search(rf"(?m)^\s*(?:export\s.*\b)?{name}=", code))
 
 

@@ -20,6 +20,7 @@ from ftsupervise.importer.comparison import differences
 from ftsupervise.importer.sbatch import read_script
 from ftsupervise.importer.settings import Draft, ScriptSource, draft
 from ftsupervise.importer.yaml_text import yaml_of
+from ftsupervise.launch.doubts import job_numbers
 from ftsupervise.launch.plan import plan, word
 from ftsupervise.launch.script import render
 from ftsupervise.scheduler import SLURM
@@ -136,6 +137,53 @@ def test_the_warning_comes_as_what_a_handler_gave_the_program(
     (row,) = [row for row in made.rows if row.lines == "3"]
     assert row.decide == asks
     assert ("launch.signal" in row.words, "SIGTERM itself" in row.words) == (signal != "USR1", asks)
+
+
+@pytest.mark.parametrize(
+    ("line", "chain"),
+    [
+        ("echo part $SLURM_ARRAY_TASK_ID | tee part.txt", True),
+        ("python train.py > out_${SLURM_ARRAY_TASK_ID}.txt 2>&1", True),
+        ('python train.py 2>> "logs/$SLURM_ARRAY_JOB_ID/$SLURM_ARRAY_TASK_ID.err"', True),
+        ("python train.py | tee -a out_$SLURM_ARRAY_TASK_ID.txt", True),
+        ('LOG="out_$SLURM_ARRAY_TASK_ID.txt"\nALSO=$LOG\npython train.py >> "$ALSO"', True),
+        ("[ -f a.pt ] && scancel --state=PENDING $SLURM_ARRAY_JOB_ID", True),
+        ("scontrol show job ${SLURM_ARRAY_JOB_ID} > job.txt", True),
+        ("python train.py --fold $SLURM_ARRAY_TASK_ID > out.txt", False),
+        ("OUT=run_$SLURM_ARRAY_TASK_ID\npython train.py --out $OUT", False),
+        ("OUT=run_$SLURM_ARRAY_TASK_ID\nexport OUT", False),
+        ("SEED=$(echo $SLURM_ARRAY_TASK_ID)\npython train.py --seed $SEED", False),
+        ("printf -v OUT run_%s $SLURM_ARRAY_TASK_ID", False),
+        ("if [ $SLURM_ARRAY_TASK_ID -gt 1 ]; then export RESUME=1; fi", False),
+        ("python train.py $(sed -n ${SLURM_ARRAY_TASK_ID}p runs.txt)", False),
+    ],
+)
+def test_an_array_one_at_a_time_is_a_chain_where_its_number_names_logs_alone(line: str, chain: bool) -> None:
+    """As a sweep they would train the same epochs at once, in one folder."""
+    made = draft(
+        read_script(f"#!/bin/bash\n#SBATCH --array=1-20%1\n{line}\npython train.py\n"),
+        ScriptSource("/home/ada/project", "run.sh", "run"),
+    )
+    (row,) = [row for row in made.rows if row.lines == "2"]
+    assert (made.launch.get("jobs", (0, ""))[0], made.elements == ()) == ((20, True) if chain else (0, False))
+    assert ("this is a chain: take --array out" in row.words, row.decide) == (not chain, not chain)
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("context=$(scontrol show job ${SLURM_JOB_ID})", ()),
+        ("left=`squeue -h -j $SLURM_JOB_ID -o %L`", ()),
+        ("cd x && echo $SLURM_JOB_ID; true", ()),
+        ("python train.py >& log_$SLURM_JOB_ID", ()),
+        ("python train.py --seed $SLURM_JOB_ID > log_$SLURM_JOB_ID", ("SLURM_JOB_ID",)),
+        ("cd x && cp scontrol.txt out_$SLURM_JOB_ID", ("SLURM_JOB_ID",)),
+        ("seed=$(echo $SLURM_JOB_ID)", ("SLURM_JOB_ID",)),
+        ("python train.py < in_$SLURM_JOB_ID", ("SLURM_JOB_ID",)),
+    ],
+)
+def test_a_number_that_is_only_told_names_nothing(code: str, names: tuple[str, ...]) -> None:
+    assert job_numbers(code) == names
 
 
 def test_no_secret_stands_in_the_settings_or_in_the_table() -> None:
