@@ -343,6 +343,7 @@ class _FoundTraining(NamedTuple):
 
 def _looked(made: _Made, source: ScriptSource) -> _FoundTraining:
     """Look for the script that trains."""
+    from ftsupervise.importer.body import BodyKind
     from ftsupervise.importer.training import look_at, script_in, spelled_out
     from ftsupervise.probe import Probe
 
@@ -354,7 +355,7 @@ def _looked(made: _Made, source: ScriptSource) -> _FoundTraining:
         **{name: os.environ[name] for name in ("HOME", "USER") if name in os.environ},
     }
     with Probe() as probe:
-        if source.path and f"bash {source.path}" in command:
+        if source.path and made.draft.body.form is BodyKind.SCRIPT:
             held = probe.text(Path(source.path).absolute())
             command = held.decode("utf-8", "replace") if isinstance(held, bytes) else command
         command = "\n".join(line for line in command.splitlines() if not line.lstrip().startswith("#"))

@@ -17,7 +17,7 @@ from ftsupervise.importer.body import Body, BodyKind, Relay, read_body
 from ftsupervise.importer.sbatch import Option, Script
 from ftsupervise.launch.doubts import job_numbers, without_told
 from ftsupervise.launch.script import PURGES
-from ftsupervise.launch.shell_code import Kind, understand
+from ftsupervise.launch.shell_code import Kind, calls_srun, understand
 from ftsupervise.units import format_duration, format_slurm_time, parse_slurm_time
 
 ELEMENT = "task"  # the word of a sweep that stands for the number of the element
@@ -38,12 +38,13 @@ _NOT_NEEDED = {
     "ignore-pbs": "not needed: the rendered script has no such lines",
 }
 _RESTARTS = re.compile(r"\$\{?SLURM_RESTART_COUNT\b|\bRestarts=")
-_COUNTS_NOTHING = (
-    "Slurm counts no restart here, and this stays 0; FTSUPERVISE_ATTEMPT, which the command has, "
-    "is 1 at the first start only"
-)
+_FIRST = "FTSUPERVISE_ATTEMPT, which is 1 at the first start only"
 _ARRAY_ID = r"SLURM_ARRAY_(?:TASK_ID|TASK_COUNT|TASK_MIN|TASK_MAX|TASK_STEP|JOB_ID)"
 _SETS = re.compile(r"(?m)^[ \t]*([A-Za-z_]\w*)=(?:\"[^\"`\n]*\"|[^\s\"`(;&|]*)[ \t]*$")  # a line that sets a variable
+_COUNTS = re.compile(
+    r"[\w${}:\"-]+\s*(?:-l[te]|-g[te]|[<>]=?)\s*(?:\"?\$?\{?([A-Za-z_]\w*)|\"?(\d+))"
+)  # a number with its most
+_OF_A_COUNT = re.compile(r"restart|requeue|re_?submi|retr[iy]|attempt|count|max|iter", re.I)
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class _Drafting:
         whole = "its array, of which each element runs it" if self.elements else ""
         body = read_body(self.script, self.source.arguments, whole=whole, own=self._path())
         self._body(body)
-        self._job_numbers()
+        self._job_numbers(body)
         if self.sbatch:
             self.launch["sbatch"] = (self.sbatch, "options without a setting of their own")
         self._given_name()
@@ -282,11 +283,11 @@ class _Drafting:
                     return
             except ValueError:
                 pass
-        to = (
-            ""
-            if "B" in (match[1] or "").upper()
-            else "; it reached your ranks from Slurm, and reaches them from the supervisor now"
-        )
+        to = "; it reached your ranks from Slurm, and reaches them from the supervisor now"
+        if "B" in (match[1] or "").upper():
+            to = ""
+        elif not calls_srun(self.script.body):
+            to = "; without B: Slurm gave it to steps of srun alone, and the script names none: the command gets it now"
         self._row(one, f"launch.signal, launch.warn{to}")
 
     def _no_requeue(self, one: Option) -> None:
@@ -546,7 +547,7 @@ class _Drafting:
             )
         )
 
-    def _job_numbers(self) -> None:
+    def _job_numbers(self, body: Body) -> None:
         """Warn of a number that is another one in each job of the chain, and of arguments that nobody gave."""
         code = re.sub(r"(?m)#.*$", "", self.script.body)
         gone = {
@@ -554,9 +555,10 @@ class _Drafting:
         }
         for number, line in enumerate(code.splitlines(), self.script.body_line):
             if number in gone:
+                self._most(number, line)
                 continue
             if _RESTARTS.search(line):
-                self.rows.append(Row(str(number), _cut(line), _COUNTS_NOTHING, decide=True))
+                self.rows.append(Row(str(number), _cut(line), _counts_nothing(line, body), decide=True))
                 continue
             names = [name for name in job_numbers(line) if not (self.elements and name.startswith("SLURM_ARRAY_TASK"))]
             if names:
@@ -570,6 +572,18 @@ class _Drafting:
                 where = self.source.path or "JOB.sbatch"
                 words = f"the script's argument {match[1] or match[2]} is empty: ftsupervise init {where} ARGUMENTS gives it"
                 self.rows.append(Row(str(number), _cut(line), words, decide=True))
+
+    def _most(self, number: int, line: str) -> None:
+        """Say of a line that counted how often the script submitted itself that nothing counts it now."""
+        ours = [row for row in self.rows if number in _numbers(row.lines) and "next job of the chain" in row.words]
+        found = _COUNTS.search(line)
+        if not ours or found is None or not _OF_A_COUNT.search(found[0]):
+            return
+        most = found[2] or next(iter(re.findall(rf"(?m)^\s*{found[1]}=[\"']?(\d+)\b", self.script.body)), "")
+        if most:
+            jobs = self.launch.get("jobs", (10, ""))[0]
+            words = f"it stopped after {most} restarts, which nothing does now: launch.jobs is {jobs}, whose last one ends it"
+            self.rows.append(Row(str(number), _cut(line), words, decide=True))
 
     def _given_name(self) -> None:
         if not self.name:
@@ -595,6 +609,18 @@ _SPECIAL: dict[str, Callable[[_Drafting, Option], None]] = {
     "uid": _Drafting._uid,
     "wrap": _Drafting._wrap,
 }
+
+
+def _counts_nothing(line: str, body: Body) -> str:
+    """Return what to ask in the place of Slurm's count of restarts, which is never one here. What the job's own shell runs or
+    expands, once and before the supervisor, knows no attempt.
+    """
+    stays = "is never set" if "SLURM_RESTART_COUNT" in line else "stays 0"
+    once = body.form is BodyKind.SRUN or (line.strip() in body.setup and line.strip() not in body.command)
+    ask = f"ask for {_FIRST}"
+    if once:
+        ask = f"this runs once in the job: ask if a checkpoint is there; your program alone has {_FIRST}"
+    return f"Slurm counts no restart here, and this {stays}; {ask}"
 
 
 def _uses_its_number(code: str) -> bool:

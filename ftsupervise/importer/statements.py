@@ -94,6 +94,7 @@ def _simples(code: str) -> list[Simple]:
     words: list[str] = []
     inner: list[str] = []
     pattern, target = False, False  # of a case; behind a redirection
+    math = 0  # open brackets of (( … ))
     listed = ""  # "(": in NAME=( … ); "function": its name follows
 
     def end() -> None:
@@ -105,7 +106,11 @@ def _simples(code: str) -> list[Simple]:
     for before, token in zip([None, *found], found, strict=False):
         text = token.text
         inner += token.within
-        if words[:1] == ["[["] and words[-1] != "]]":
+        if math:
+            math += (text == "(") - (text == ")")
+        elif text == "(" and before is not None and before.text == "(" and before.end == token.start:
+            math = 2
+        elif words[:1] == ["[["] and words[-1] != "]]":
             words.append(text)
         elif listed == "(" and text != ")":
             continue

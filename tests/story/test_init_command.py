@@ -128,3 +128,13 @@ def test_bad_input_gets_one_sentence_and_a_code(folder: Path, words: list[str], 
     assert said in done.stderr
     assert len(done.stderr.splitlines()) <= 2
     assert not list(folder.glob("*.yaml"))
+
+
+def test_the_training_of_a_script_that_stays_as_it_is_is_found_whatever_shell_it_names(folder: Path) -> None:
+    (folder / "all.sh").write_text(
+        "#!/bin/sh\n#SBATCH --array=1-2\nargs=$(sed -n ${SLURM_ARRAY_TASK_ID}p runs.txt)\npython3 train_eval.py $args\n"
+    )
+    (folder / "train_eval.py").write_text("import torch\n")
+    done = typed("init", "all.sh", folder=folder, code=0)
+    assert "train_eval.py" in done.stdout.split("the script's commands")[1]
+    assert "no Python file is named in it" not in done.stdout

@@ -147,6 +147,7 @@ def test_a_script_of_another_language_that_submits_itself_is_refused_too(text: s
 ANSWERS = [  # of lines behind the training: settled by the exit with 0, by a condition (it is asked), or by nothing
     ("if [[ $? -eq 124 ]]; then\n  sbatch jobs/run.sh\nfi", "exit 0"),
     ("[ $? -eq 124 ] && sbatch $0", "exit 0"),
+    ("rc=$?\necho $rc\nif (( rc == 99 || rc == 143 )); then scontrol requeue $SLURM_JOB_ID; fi", "exit 0"),
     ('[ "$?" == "9" ] && scontrol requeue $SLURM_JOB_ID', "exit 0"),
     ("rc=$?\nif [ $rc -eq 0 ]; then echo done; exit 0; fi\nscontrol requeue $SLURM_JOB_ID", "exit 0"),
     (

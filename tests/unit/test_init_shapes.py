@@ -169,6 +169,65 @@ def test_an_array_one_at_a_time_is_a_chain_where_its_number_names_logs_alone(lin
     assert ("this is a chain: take --array out" in row.words, row.decide) == (not chain, not chain)
 
 
+def rows_of(body: str, options: str = "") -> dict[str, str]:
+    """Return what a person has to decide, by its lines."""
+    made = draft(read_script(f"#!/bin/bash\n{options}{body}"), ScriptSource("/home/ada/project", "run.sh", "run"))
+    return {row.lines: row.words for row in made.rows if row.decide or options}
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "words"),
+    [
+        (
+            'if [ "$SLURM_RESTART_COUNT" != "" ]; then go=--go; fi\nsrun python train.py $go\n',
+            "2",
+            "is never set; this runs once in the job: ask if a checkpoint is there; your program alone has",
+        ),
+        (
+            "n=$(scontrol show job $SLURM_JOB_ID | grep -o 'Restarts=[0-9]*')\nexport n\nsrun python train.py\n",
+            "2",
+            "stays 0; this runs once in the job",
+        ),
+        ("srun python train.py --start $SLURM_RESTART_COUNT\n", "2", "this runs once in the job"),
+        ("python train.py --start $SLURM_RESTART_COUNT\n", "2", "is never set; ask for FTSUPERVISE_ATTEMPT"),
+        ("python a.py $SLURM_RESTART_COUNT\npython b.py\n", "2", "is never set; ask for FTSUPERVISE_ATTEMPT"),
+    ],
+)
+def test_what_is_said_of_a_count_of_restarts_is_true_where_its_line_went(body: str, line: str, words: str) -> None:
+    """The shell of the job runs setup, and expands the words of an srun, before there is an attempt."""
+    assert words in rows_of(body)[line]
+
+
+@pytest.mark.parametrize(
+    ("signal", "command", "words"),
+    [
+        ("TERM@60", "torchrun train.py", "without B: Slurm gave it to steps of srun alone"),
+        ("TERM@60", "srun python train.py", "it reached your ranks from Slurm"),
+        ("B:TERM@60", "torchrun train.py", "launch.signal, launch.warn"),
+    ],
+)
+def test_what_is_said_of_a_signal_is_true_of_a_script_without_a_step(signal: str, command: str, words: str) -> None:
+    said = rows_of(f"{command}\n", f"#SBATCH --signal={signal}\n")["2"]
+    assert said.startswith("launch.signal, launch.warn")
+    assert words in said
+    assert ("reached" in said) == (command.startswith("srun"))
+
+
+@pytest.mark.parametrize(
+    ("test", "most"),
+    [
+        ("[[ $restarts -lt $max_restarts ]]", "4"),
+        ("(( restarts < max_restarts ))", "4"),
+        ('[ "${SLURM_RESTART_COUNT:-0}" -le 7 ]', "7"),
+        ("[ $code -gt 3 ]", ""),
+    ],
+)
+def test_a_count_of_restarts_that_is_left_out_is_told(test: str, most: str) -> None:
+    handler = f"max_restarts=4\nagain() {{\n  if {test}; then\n    scontrol requeue $SLURM_JOB_ID\n  fi\n}}\n"
+    said = rows_of(f"{handler}trap again USR1\nsrun python train.py\n").get("4", "")
+    assert (f"it stopped after {most} restarts" in said) == bool(most)
+
+
 @pytest.mark.parametrize(
     ("code", "names"),
     [
