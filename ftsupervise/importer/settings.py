@@ -38,7 +38,6 @@ _NOT_NEEDED = {
     "ignore-pbs": "not needed: the rendered script has no such lines",
 }
 _RESTARTS = re.compile(r"\$\{?SLURM_RESTART_COUNT\b|\bRestarts=")
-_FIRST = "FTSUPERVISE_ATTEMPT, which is 1 at the first start only"
 _ARRAY_ID = r"SLURM_ARRAY_(?:TASK_ID|TASK_COUNT|TASK_MIN|TASK_MAX|TASK_STEP|JOB_ID)"
 _SETS = re.compile(r"(?m)^[ \t]*([A-Za-z_]\w*)=(?:\"[^\"`\n]*\"|[^\s\"`(;&|]*)[ \t]*$")  # a line that sets a variable
 _COUNTS = re.compile(
@@ -557,7 +556,7 @@ class _Drafting:
             if number in gone:
                 self._most(number, line)
                 continue
-            if _RESTARTS.search(line):
+            if _RESTARTS.search(without_told(line)) and not re.search(r"(?m)^\s*SLURM_RESTART_COUNT=", code):
                 self.rows.append(Row(str(number), _cut(line), _counts_nothing(line, body), decide=True))
                 continue
             names = [name for name in job_numbers(line) if not (self.elements and name.startswith("SLURM_ARRAY_TASK"))]
@@ -582,7 +581,9 @@ class _Drafting:
         most = found[2] or next(iter(re.findall(rf"(?m)^\s*{found[1]}=[\"']?(\d+)\b", self.script.body)), "")
         if most:
             jobs = self.launch.get("jobs", (10, ""))[0]
-            words = f"it stopped after {most} restarts, which nothing does now: launch.jobs is {jobs}, whose last one ends it"
+            words = (
+                f"it stopped after {most} restarts; now the chain ends with the last of its jobs (launch.jobs: {jobs})"
+            )
             self.rows.append(Row(str(number), _cut(line), words, decide=True))
 
     def _given_name(self) -> None:
@@ -617,9 +618,9 @@ def _counts_nothing(line: str, body: Body) -> str:
     """
     stays = "is never set" if "SLURM_RESTART_COUNT" in line else "stays 0"
     once = body.form is BodyKind.SRUN or (line.strip() in body.setup and line.strip() not in body.command)
-    ask = f"ask for {_FIRST}"
+    ask = "ask for FTSUPERVISE_ATTEMPT, which is 1 at the first start only"
     if once:
-        ask = f"this runs once in the job: ask if a checkpoint is there; your program alone has {_FIRST}"
+        ask = "it runs once in the job: ask if a checkpoint is there (only your program has FTSUPERVISE_ATTEMPT)"
     return f"Slurm counts no restart here, and this {stays}; {ask}"
 
 

@@ -181,14 +181,14 @@ def rows_of(body: str, options: str = "") -> dict[str, str]:
         (
             'if [ "$SLURM_RESTART_COUNT" != "" ]; then go=--go; fi\nsrun python train.py $go\n',
             "2",
-            "is never set; this runs once in the job: ask if a checkpoint is there; your program alone has",
+            "is never set; it runs once in the job: ask if a checkpoint is there (only your program has",
         ),
         (
             "n=$(scontrol show job $SLURM_JOB_ID | grep -o 'Restarts=[0-9]*')\nexport n\nsrun python train.py\n",
             "2",
-            "stays 0; this runs once in the job",
+            "stays 0; it runs once in the job",
         ),
-        ("srun python train.py --start $SLURM_RESTART_COUNT\n", "2", "this runs once in the job"),
+        ("srun python train.py --start $SLURM_RESTART_COUNT\n", "2", "it runs once in the job"),
         ("python train.py --start $SLURM_RESTART_COUNT\n", "2", "is never set; ask for FTSUPERVISE_ATTEMPT"),
         ("python a.py $SLURM_RESTART_COUNT\npython b.py\n", "2", "is never set; ask for FTSUPERVISE_ATTEMPT"),
     ],
