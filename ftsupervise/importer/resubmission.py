@@ -19,7 +19,10 @@ from ftsupervise.launch.shell_code import Token, tokens
 
 _OF_ANOTHER = re.compile(r"\b__file__\b|\bargv\[0\]|\$argv0\b")  # in the languages of other scripts
 OWN_PATH = re.compile(r"\$(?:0\b|\{0\b|\{?BASH_SOURCE\b)")
-_OF_SLURM = re.compile(r"\bscontrol\b.*\bshow\b.*\bjob\b.*\bCommand\b|\bsqueue\b.*(?:%\.?\d*o\b|\b[Cc]ommand\b)", re.S)
+_OF_SLURM = re.compile(
+    r"\bscontrol\b.{0,99}\bshow\b.{0,99}\bjob\b.{0,299}\bCommand\b|\bsqueue\b.{0,299}(?:%\.?\d*o\b|\b[Cc]ommand\b)",
+    re.S,
+)
 _BRACKETED = r"\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)"  # as deep as people write it
 # The folder of a path, and no file.
 _FOLDER = re.compile(rf"\bdirname\b(?:[^()`]|{_BRACKETED})*|\$\{{(?:0|BASH_SOURCE(?:\[0\])?|[A-Za-z_]\w*)%/\*\}}")
@@ -99,6 +102,7 @@ class Submits:
             if not line.lstrip().startswith("#") and (spoken := _SPEAKS.search(line)):
                 behind = line[spoken.end() :]
                 again = "requeue" in spoken[0] or self._is_itself(behind) or _OF_ANOTHER.search(behind)
+                again = again and re.search(r"[\"'$`]", line)  # (else it may be a sentence in a text)
                 yield Submission(at, at + len(line.rstrip("\n")), Whose.ITSELF if again else Whose.UNKNOWN, False)
             at += len(line)
 

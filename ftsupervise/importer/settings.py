@@ -41,7 +41,7 @@ _RESTARTS = re.compile(r"\$\{?SLURM_RESTART_COUNT\b|\bRestarts=")
 _ARRAY_ID = r"SLURM_ARRAY_(?:TASK_ID|TASK_COUNT|TASK_MIN|TASK_MAX|TASK_STEP|JOB_ID)"
 _SETS = re.compile(r"(?m)^[ \t]*([A-Za-z_]\w*)=(?:\"[^\"`\n]*\"|[^\s\"`(;&|]*)[ \t]*$")  # a line that sets a variable
 _COUNTS = re.compile(
-    r"[\w${}:\"-]+\s*(?:-l[te]|-g[te]|[<>]=?)\s*(?:\"?\$?\{?([A-Za-z_]\w*)|\"?(\d+))"
+    r"[\w${}:\"-]{1,60}\s*(?:-l[te]|-g[te]|[<>]=?)\s*(?:\"?\$?\{?([A-Za-z_]\w*)|\"?(\d+))"
 )  # a number with its most
 _OF_A_COUNT = re.compile(r"restart|requeue|re_?submi|retr[iy]|attempt|count|max|iter", re.I)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -228,3 +229,22 @@ def test_a_last_test_that_does_not_hold_is_no_failure_of_the_training(left: int,
     (tmp_path / "a.sh").write_text("exit 0\n")
     (tmp_path / "b.sh").write_text(f"exit {left}\n")
     assert subprocess.run(["bash", "-c", str(made.launch["command"][0])], cwd=tmp_path).returncode == code
+
+
+def test_a_sentence_about_sbatch_in_another_language_is_asked_about() -> None:
+    text = '#!/usr/bin/env python3\n"""\nType sbatch jobs/run.sh to begin.\n"""\nimport train\n'
+    made = draft(read_script(text), ScriptSource("/home/ada/project", "jobs/run.sh", "run"))
+    assert row_of(made, "3").decide
+
+
+def test_hostile_scripts_are_read_in_time() -> None:
+    began = time.monotonic()
+    for body in (
+        "$(" * 20_000,
+        "a=$(scontrol show job " * 2000,
+        "sbatch $(dirname " * 5000,
+        "trap '" + 'sbatch "' * 5000,
+    ):
+        Submits(body, "run.sh").found(body)
+    drafted("srun python train.py\necho " + "a-" * 50_000 + "\n" + "[ $? -eq 1 ] && " * 500 + "sbatch $0\n")
+    assert time.monotonic() - began < 20
