@@ -20,18 +20,19 @@ from ftsupervise.launch.shell_code import Token, tokens
 _OF_ANOTHER = re.compile(r"\b__file__\b|\bargv\[0\]|\$argv0\b")  # in the languages of other scripts
 OWN_PATH = re.compile(r"\$(?:0\b|\{0\b|\{?BASH_SOURCE\b)")
 _OF_SLURM = re.compile(
-    r"\bscontrol\b.{0,99}\bshow\b.{0,99}\bjob\b.{0,299}\bCommand\b|\bsqueue\b.{0,299}(?:%\.?\d*o\b|\b[Cc]ommand\b)",
+    r"\bscontrol\b.{0,99}\bshow\b.{0,99}\bjob(?:id|s)?\b.{0,299}\bCommand\b|\bsqueue\b.{0,299}(?:%\.?\d*o\b|\b[Cc]ommand\b)",
     re.S,
 )
 _BRACKETED = r"\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)"  # as deep as people write it
 # The folder of a path, and no file.
 _FOLDER = re.compile(rf"\bdirname\b(?:[^()`]|{_BRACKETED})*|\$\{{(?:0|BASH_SOURCE(?:\[0\])?|[A-Za-z_]\w*)%/\*\}}")
-_EXPANDS = re.compile(rf"\${_BRACKETED}|`[^`]*`|\$\{{[^}}]*\}}|\$\w+|\$[@*#?$!]|[*?]")
+_EXPANDS = re.compile(rf"\${_BRACKETED}|`[^`]*`|\$\{{[^}}]*\}}|\$\w+|\$[@*#?$!]|[*?]|\{{\}}")
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})")
 _USES = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _SPEAKS = re.compile(r"\bsbatch\b|\bscontrol\W+requeue\w*\b")
 _ENDS = frozenset((";", "&", "|", "|&", "&&", "||", "\n", "(", ")", ";;", ";&", ";;&"))
-_GOES_ON = frozenset(("if", "then", "else", "elif", "do", "while", "until", "!", "{", "time", "exec", "command"))
+_GOES_ON = frozenset(("if", "then", "else", "elif", "do", "while", "until", "!", "{"))
+_COPIES = re.compile(r"\bcp\s[^;&|\n]*|\bscontrol\s+write\s+batch_script\s[^;&|\n]*")
 _TELLS = frozenset(("[", "[[", "command", "echo", "grep", "hash", "man", "printf", "test", "type", "which"))
 _NESTED = 5  # variables in variables, code in code
 
@@ -65,9 +66,12 @@ class Submits:
         self._values: dict[str, list[str]] = {}
         for name, value in _assignments(code):
             self._values.setdefault(name, []).append(value)
-        self._names = set[str]()
+        self._names, self._copies = set[str](), set[str]()
         for _ in range(_NESTED):
             self._names |= {name for name, values in self._values.items() if any(map(self._is_itself, values))}
+
+        made = [one for one in _COPIES.findall(code) if "scontrol" in one or self._is_itself(one)]
+        self._copies = {_bare(one.split()[-1]) for one in made} - {""}
 
     def _is_itself(self, text: str) -> bool:
         text = _FOLDER.sub("", text)
@@ -110,17 +114,19 @@ class Submits:
         words = [one for one in command.tokens if one.kind == "word"]
         first = next((_bare(one.text) for one in words if one.text not in _GOES_ON and not ASSIGNS.match(one.text)), "")
         end = command.tokens[-1].end
+        ends = command.can_end
         for place, one in enumerate(words):
             bare = _bare(one.text)
+            ends = ends and all(other.text in _GOES_ON for other in words[:place])
             if first not in _TELLS:
                 if bare == "scontrol" and any(_bare(other.text).startswith("requeue") for other in words[place + 1 :]):
-                    yield Submission(one.start, end, Whose.ITSELF, command.can_end)
+                    yield Submission(one.start, end, Whose.ITSELF, ends)
                     return
                 if bare == "sbatch":
                     fed = command.fed or ("<" if any("<" in other.text for other in command.tokens) else "")
                     fed += code[command.tokens[0].start : end] if fed else ""
                     behind = [other.text for other in words[place + 1 :] if other not in command.targets]
-                    yield Submission(one.start, end, self._whose(behind, fed + command.document), command.can_end)
+                    yield Submission(one.start, end, self._whose(behind, fed + command.document), ends)
                     return
             inner = list(one.within)
             if first not in _TELLS and re.search(r"[\s\"']", one.text):
@@ -160,6 +166,8 @@ class Submits:
         last = _EXPANDS.sub("\0", word).replace('"', "").replace("'", "").rpartition("/")[2]
         if not self._own or depth > _NESTED:
             return Whose.UNKNOWN
+        if last in self._copies or (_bare(word) in self._copies):
+            return Whose.ITSELF
         if last.strip("\0"):
             pattern = ".*".join(re.escape(part) for part in last.split("\0"))
             return Whose.UNKNOWN if re.fullmatch(pattern, self._own) else Whose.OTHER

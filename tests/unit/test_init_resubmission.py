@@ -52,6 +52,10 @@ ITSELF = [
     ("", "sbatch --wrap='bash jobs/run.sh'"),
     ('NEXT="sbatch $0"', "eval $NEXT"),
     ("", "scontrol requeue $SLURM_JOB_ID"),
+    ("ME=$(scontrol show jobid $SLURM_JOB_ID | grep -oP 'Command=\\K.*')", 'sbatch "$ME"'),
+    ("cp $0 /scratch/next.sh", "sbatch /scratch/next.sh"),
+    ('COPY="next.sh"; cp "$0" "$COPY"', 'sbatch "$COPY"'),
+    ("", "scontrol write batch_script $SLURM_JOB_ID again.sh; sbatch again.sh"),
 ]
 
 
@@ -70,6 +74,8 @@ def test_a_handler_that_submits_its_own_script_and_works_is_refused(before: str,
         ("D=${0%/*}", "sbatch $D/eval_$SLURM_JOB_ID.sh", "is that meant"),
         ("NEXT=eval.sh", "sbatch --job-name=$SLURM_JOB_NAME $NEXT", "is that meant"),
         ("", "sbatch --wrap='python eval.py'", "is that meant"),
+        ("", "find jobs -name '*.sh' -exec sbatch {} +", "does this submit the script itself?"),
+        ("", "ls jobs/*.sh | xargs -n 1 sbatch", "does this submit the script itself?"),
         ("", 'sbatch "$@"', "does this submit the script itself?"),
         ("source env.sh", "sbatch $SCRIPT", "does this submit the script itself?"),
         ("NEXT=$(cat next)", "sbatch $NEXT", "does this submit the script itself?"),
@@ -107,7 +113,16 @@ def test_the_end_stands_in_the_place_of_the_submission_alone(code: str, left: st
     assert f"  {left}\nfi\n" in command.replace("/home/ada/project/$0", "$0")
 
 
-@pytest.mark.parametrize("code", ["(cd jobs && sbatch run.sh)", "sbatch $0 | tee -a again.log", "job=$(sbatch $0)"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "(cd jobs && sbatch run.sh)",
+        "ssh login sbatch $0",
+        "exec sbatch $0",
+        "sbatch $0 | tee -a again.log",
+        "job=$(sbatch $0)",
+    ],
+)
 def test_an_exit_that_would_not_end_the_script_is_not_put_there(code: str) -> None:
     """In a subshell or a pipe it ends that alone, and the script would train on as if nothing had happened."""
     with pytest.raises(Untranslatable, match="would not end the script"):
