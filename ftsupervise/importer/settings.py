@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -560,7 +560,7 @@ class _Drafting:
                 self.rows.append(Row(str(number), _cut(line), _counts_nothing(line, body), decide=True))
                 continue
             names = [name for name in job_numbers(line) if not (self.elements and name.startswith("SLURM_ARRAY_TASK"))]
-            if names:
+            if names and not _names_logs(line, code):
                 words = f"{names[0]} is another one in each job: what it names is not found again after a restart; fix the name"
                 self.rows.append(Row(str(number), _cut(line), words, decide=True))
             if (
@@ -624,6 +624,18 @@ def _counts_nothing(line: str, body: Body) -> str:
     return f"Slurm counts no restart here, and this {stays}; {ask}"
 
 
+def _names_logs(line: str, code: str) -> bool:
+    """Return whether the line sets a variable that the code uses for the names of logs alone, or tells."""
+    held = _SETS.fullmatch(line)
+    return held is not None and not re.search(_reads((held[1],)), without_told(code))
+
+
+def _reads(names: Collection[str]) -> str:
+    """Return an expression for code that expands or exports one of these variables."""
+    either = "|".join(names)
+    return rf"\$\{{?(?:{either})\b|\bexport\s[^\n]*\b(?:{either})\b"
+
+
 def _uses_its_number(code: str) -> bool:
     """Return whether the code does anything with the number of its element but tell it, and name logs with it."""
     code = without_told(re.sub(r"(?m)^\s*#.*$", "", code))
@@ -632,8 +644,7 @@ def _uses_its_number(code: str) -> bool:
         held = [one for one in _SETS.finditer(code) if re.search(reads, one[0])]
         if not held:
             break
-        names = "|".join({one[1] for one in held})
-        reads += rf"|\$\{{?(?:{names})\b|\bexport\s[^\n]*\b(?:{names})\b"
+        reads += f"|{_reads({one[1] for one in held})}"
         for one in reversed(held):
             code = code[: one.start()] + code[one.end() :]
     return re.search(reads, code) is not None

@@ -29,6 +29,10 @@ _HARMLESS = re.compile(
     r"|(?:(?:&|\b\d)?>>?(?![&(])|>&(?!\s*[\d-])|\|\s*tee\b(?:\s+-a)?)\s*(?:\"[^\"\n]*\"|[^\s;&|()<>\"]+)+",
     re.M,
 )
+# Where a step writes its output: options of srun alone, for a program's own --output may be its checkpoints.
+_LOGS = re.compile(
+    r"(\bsrun(?:\s+(?:-[\w-]+(?:=\S+)?|\d[\d:,-]*))*?)\s+(?:--(?:output|error)[=\s]|-[oe](?![\w-]))\s*(?:\"[^\"\n]*\"|[^\s;&|\"]+)"
+)
 Read = Callable[[Path], object]  # the bytes of a file, or anything else where it cannot be read in time
 _SCRIPT = re.compile(rb"#!\s*\S*(?:/|env\s+)(?:ba|da|k|z)?sh\b")
 
@@ -110,6 +114,8 @@ def _differs_in_each_job(run: Run) -> Iterator[str]:
 
 def without_told(code: str) -> str:
     """Return shell code without the places in which a job's number is only told, or names a log."""
+    for _ in range(2):  # the output, and the errors
+        code = _LOGS.sub(r"\1", code)
     return _HARMLESS.sub("", code)
 
 

@@ -237,12 +237,28 @@ def test_a_count_of_restarts_that_is_left_out_is_told(test: str, most: str) -> N
         ("python train.py >& log_$SLURM_JOB_ID", ()),
         ("python train.py --seed $SLURM_JOB_ID > log_$SLURM_JOB_ID", ("SLURM_JOB_ID",)),
         ("cd x && cp scontrol.txt out_$SLURM_JOB_ID", ("SLURM_JOB_ID",)),
+        ('srun -n 4 --mpi=pmix -o "out_$SLURM_JOB_ID" --error=err_$SLURM_JOB_ID python train.py', ()),
+        ("srun python train.py --output=out_$SLURM_JOB_ID", ("SLURM_JOB_ID",)),
+        ("srun python -o out_$SLURM_JOB_ID", ("SLURM_JOB_ID",)),
         ("seed=$(echo $SLURM_JOB_ID)", ("SLURM_JOB_ID",)),
         ("python train.py < in_$SLURM_JOB_ID", ("SLURM_JOB_ID",)),
     ],
 )
 def test_a_number_that_is_only_told_names_nothing(code: str, names: tuple[str, ...]) -> None:
     assert job_numbers(code) == names
+
+
+@pytest.mark.parametrize(
+    ("use", "named"),
+    [
+        ('srun --output="${OUT}" python train.py', False),
+        ('echo "$OUT"\nsrun python train.py 2>&1 | tee -a $OUT', False),
+        ("export OUT\nsrun python train.py", True),
+        ("srun python train.py --output=$OUT", True),
+    ],
+)
+def test_the_name_of_a_log_needs_no_fixing(use: str, named: bool) -> None:
+    assert ("fix the name" in rows_of(f'OUT="${{SLURM_JOB_ID}}.out"\n{use}\n').get("2", "")) == named
 
 
 def test_no_secret_stands_in_the_settings_or_in_the_table() -> None:
