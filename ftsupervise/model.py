@@ -152,8 +152,10 @@ class Cause(NamedTuple):
 
     @property
     def orderly(self) -> bool:
-        """Return whether the end was asked for, and the loop left in order: no one needs to be woken."""
+        """Return whether the end was asked for, and the loop left in order: no one needs to be woken. After the warning a
+        program may leave with a code of its own, by which its job script knows that there is more to do."""
         left = self.then is None or self.then.orderly
+        left = left or (self.kind is CauseKind.WARNING and self.then.kind is CauseKind.EXIT and not self.then.killed_by)
         return left and (self.kind in _ORDERLY or (self.kind is CauseKind.EXIT and self.code == 0))
 
     def words(self) -> str:
@@ -312,6 +314,11 @@ class Attempt(NamedTuple):
     def kind(self) -> Optional[CauseKind]:
         """Return the kind of its cause; None while it runs."""
         return None if self.cause is None else self.cause.kind
+
+    @property
+    def was_asked(self) -> bool:
+        """Return whether it has ended because somebody or something asked for it, and not of a fault."""
+        return self.failure is None and self.kind not in (None, CauseKind.LOST, CauseKind.UNKNOWN)
 
     @property
     def has_failed(self) -> bool:

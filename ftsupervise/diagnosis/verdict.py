@@ -7,6 +7,7 @@ output, the stacks and the flight recorder say more about it, or nothing. "Unkno
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -149,17 +150,32 @@ def _judged(of: Material) -> Diagnosis:
         base = base._replace(done=one.then)
         if one.ended is None and one.cause is None:
             base = base._replace(headline="it has not ended")
-        elif cause is not None and one.failure is None and cause.kind not in UNRECORDED:
-            said = f"it did not fail: {cause.words()}"
-            return base._replace(
-                kind=FailureClass.NONE, confidence=Confidence.HIGH, headline=said, evidence=_ledger(cause)
-            )
+        elif cause is not None and one.was_asked:
+            return _asked_to_leave(base, one, cause, of.output.first)
     hung = cause is not None and cause.kind is CauseKind.HANG
     if hung or (one is None and (of.stacks or of.flight)) or (cause is None and of.stacks):
         found = _hang(of, base, cause)
         if found is not None:
             return _at(found, cause)
     return _at(_end(of, base, cause), cause)
+
+
+def _asked_to_leave(base: Diagnosis, one: Attempt, cause: Cause, first: LogEvent | None) -> Diagnosis:
+    """Return the verdict about one whose end was asked for. An exception may have been the answer, in place of a save."""
+    raised = first is not None and bool(first.where) and one.exit_code in (1, 128 + signal.SIGINT)
+    if first is None or not raised or cause.kind not in (CauseKind.WARNING, CauseKind.EXIT, CauseKind.SIGNAL):
+        said = f"it did not fail: {cause.words()}"
+        return base._replace(kind=FailureClass.NONE, confidence=Confidence.HIGH, headline=said, evidence=_ledger(cause))
+    by = " by SIGINT" if first.text.startswith("KeyboardInterrupt") else ""
+    words = f"{first.text} at {first.where}"
+    return base._replace(
+        kind=FailureClass.USER_CODE,
+        confidence=Confidence.MEDIUM,
+        headline=f"it was asked to leave{by}, and an exception ended it: {words}; its save may not be whole",
+        evidence=(Evidence("the output", words), *_ledger(cause)),
+        remedy="have the handler of the signal set a flag, by which the loop saves and leaves with 0: docs/own-script.md",
+        place=first.where,
+    )
 
 
 def _who_lost_another(event: LogEvent) -> LogEvent:

@@ -32,7 +32,6 @@ from ftsupervise.model import Attempt, Cause, CauseKind, FailureKind
 from ftsupervise.report.account import Spent, TimeAccount
 
 _UNRECORDED = frozenset((CauseKind.LOST, CauseKind.UNKNOWN))
-_TAKEN = frozenset((CauseKind.CANCELLED, CauseKind.PREEMPTED, CauseKind.REQUEUED, CauseKind.TOLD, CauseKind.SUPERSEDED))
 _LOST = frozenset((Spent.DETECT, Spent.RESTART, Spent.REDO))
 _AT = re.compile(r"rank \S+ on (\S+)")  # the rank that is furthest behind, as ``progress.json`` names it
 STALL = 300.0  # seconds without progress in a running attempt that are worth a word
@@ -241,13 +240,6 @@ def kind_of(one: Attempt) -> str:
     return "left in order" if one.cause.kind is CauseKind.EXIT and not one.cause.code else one.cause.kind.value
 
 
-def is_planned(one: Attempt) -> bool:
-    """Did it end because somebody or something asked for it, and not of a fault?"""
-    if one.failure is not None or one.cause is None:
-        return False
-    return one.cause.orderly or one.cause.kind in _TAKEN or one.cause.kind is CauseKind.INTERRUPTED
-
-
 def _incident(one: Attempt, after: Attempt | None, stepped: Attempt | None, costs: dict[Spent, float]) -> RunIncident:
     """``stepped``: the next attempt that made a step."""
     cause = one.cause or Cause(CauseKind.UNKNOWN)
@@ -258,7 +250,7 @@ def _incident(one: Attempt, after: Attempt | None, stepped: Attempt | None, cost
         attempt=one.number,
         at=one.ended or one.heard or one.started,
         kind=kind_of(one),
-        planned=is_planned(one),
+        planned=one.was_asked,
         job_id=one.job_id,
         cause=_with_its_loss(one, cause.words()),
         ranks=f"{ranks} and {where.more} more" if ranks and where.more else ranks,

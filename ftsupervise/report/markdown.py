@@ -127,7 +127,7 @@ def _incidents(found: Sequence[RunIncident]) -> Iterator[str]:
     groups = alike(found)
     for first, one, times in list(reversed(groups))[:_INCIDENTS]:
         evidence = f" {code(one.evidence)}" if one.evidence else ""
-        cause = ": ".join(filter(None, (one.kind, summary.cause_of(one))))
+        cause = summary.kind_and_cause(one)
         cost = "; ".join(filter(None, (show_duration(one.lost) if one.lost >= 1 else "", summary.apart_words(one))))
         where = ", ".join(one.nodes[:4])
         number = str(one.attempt) if times == 1 else f"{first.attempt} to {one.attempt}"

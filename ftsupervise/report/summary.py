@@ -5,6 +5,7 @@ The sentences are made once, here, for the page, the Markdown and the mail.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import NamedTuple
@@ -188,7 +189,7 @@ def _example(item: CostItem) -> str:
         return f"The costliest: {when}, at {100 * share:.0f} % of its usual speed."
     if item.name in (HELD, BRAKED) and item.example is not None:
         one = item.example
-        why = ": ".join(filter(None, (one.kind, cause_of(one), one.evidence)))
+        why = ": ".join(filter(None, (kind_and_cause(one), one.evidence)))
         return f"It was stopped after attempt {one.attempt}: {why}"
     if words or item.example is None:
         return words
@@ -196,7 +197,8 @@ def _example(item: CostItem) -> str:
     where = f" on {', '.join(one.nodes[:3])}" if one.nodes and not any(node in one.cause for node in one.nodes) else ""
     said = f": {one.evidence}" if one.evidence and one.evidence not in one.cause else ""
     begins = "The costliest" if item.times > 1 else "Cause"
-    return f"{begins}: {cause_of(one) or one.kind}{where}{said}"
+    cause = one.cause if re.match(rf"{re.escape(one.kind)}(?!:)", one.cause) else cause_of(one) or one.kind
+    return f"{begins}: {cause}{where}{said}"
 
 
 def spent_words(pairs: Iterable[tuple[Spent, float]]) -> str:
@@ -212,7 +214,12 @@ def apart_words(one: RunIncident) -> str:
 
 def cause_of(one: RunIncident) -> str:
     """The cause in words, without the kind that stands beside it; "" where that says all."""
-    return one.cause.removeprefix(one.kind).lstrip(": ")
+    return one.cause.removeprefix(one.kind).lstrip(":, ")
+
+
+def kind_and_cause(one: RunIncident) -> str:
+    """ "program error: exit 3", "warning signal, then exit 0"."""
+    return one.cause if one.cause.startswith(one.kind) else ": ".join(filter(None, (one.kind, one.cause)))
 
 
 def verdict_rows(page: VerdictPage) -> tuple[tuple[str, str], ...]:

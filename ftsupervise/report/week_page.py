@@ -12,7 +12,7 @@ from ftsupervise.report.drawing import Axis
 from ftsupervise.report.html import alike_row, cost_row, cut, kind_rows, rendered
 from ftsupervise.report.incidents import AlikeIncidents, alike
 from ftsupervise.report.markdown import code, plain, table
-from ftsupervise.report.summary import Tile, cause_of, cost_sentence, stamp, was
+from ftsupervise.report.summary import Tile, cost_sentence, kind_and_cause, stamp, was
 from ftsupervise.report.week import WeekReport, WeekRow
 from ftsupervise.units import count, show_duration, show_percent
 
@@ -195,7 +195,7 @@ def _interruptions(week: WeekReport) -> Iterator[str]:
             (
                 stamp(one.at) if times == 1 else f"{stamp(one.at)}, {times} times since {stamp(first.at)}",
                 plain(name),
-                f"{plain(': '.join(filter(None, (one.kind, cause_of(one)))))} {code(one.evidence)}".rstrip(),
+                f"{plain(kind_and_cause(one))} {code(one.evidence)}".rstrip(),
                 show_duration(one.lost),
             )
             for name, (first, one, times) in costliest[:10]

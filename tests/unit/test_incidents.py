@@ -8,7 +8,9 @@ import pytest
 
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, NodeRanks
 from ftsupervise.report.account import Spent, account
+from ftsupervise.report.costs import CostItem
 from ftsupervise.report.incidents import costs_of, incidents, no_job_waits, spent_by_attempt, steps_again
+from ftsupervise.report.summary import explained, kind_and_cause
 from ftsupervise.truth import LossTrouble
 from tests.unit.test_time_account import CRASH, at, crashed, random_history, trained
 
@@ -137,3 +139,21 @@ def test_the_last_end_of_a_run_that_is_gone_says_that_no_job_waits_and_what_to_t
     assert last.done == f"{left}; no job waits to go on: ftsupervise launch /scratch/run"
     for verdict in ("WAITING", "RUNNING", "STOPPED", "UNKNOWN"):
         assert incidents(attempts, spent, then=no_job_waits(verdict, "/scratch/run"))[1].done == left
+
+
+def test_a_loop_that_left_at_the_warning_with_a_code_of_its_own_is_a_planned_restart() -> None:
+    own = Cause(CauseKind.WARNING, then=Cause(CauseKind.EXIT, (NodeRanks("node-0", "0"),), code=99))
+    taken = Cause(CauseKind.EXIT, code=124)  # ``timeout`` at the warning: no failure is in the ledger
+    attempts = [
+        crashed(1, "7_1", 0, 100),
+        ended(2, "7_1", 110, 200, own),
+        ended(3, "7_2", 210, 300, taken),
+        Attempt(4, "7_3", at(310)),
+    ]
+    found = incidents(attempts, account(attempts, (), at(400), running=True), running=True)
+    assert [one.planned for one in found] == [False, True, True]
+    assert own.orderly and not own._replace(then=Cause(CauseKind.SIGNAL, signal=9)).orderly
+    assert kind_and_cause(found[1]) == "warning signal, then rank 0 on node-0 exit 99"
+    assert kind_and_cause(found[0]).startswith("killed process: ")
+    lost = CostItem("warning signal", 9.0, times=2, fault=True, example=found[1])
+    assert explained(lost) == "The costliest: warning signal, then rank 0 on node-0 exit 99"

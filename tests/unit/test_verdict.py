@@ -313,6 +313,19 @@ def test_an_end_that_was_asked_for_is_no_failure(cause: CauseKind, words: str) -
     assert found.headline == f"it did not fail: {words}"
 
 
+def test_an_exception_in_answer_to_the_warning_is_told_and_that_the_save_may_not_be_whole() -> None:
+    warned = Cause(CauseKind.WARNING, then=Cause(CauseKind.EXIT, code=130))
+    raised = event(FailureClass.USER_CODE, "KeyboardInterrupt", where="train.py:51 main")
+    found = judge_attempt(Material(attempt(warned, exit_code=130), output(raised)))
+    assert found.kind is FailureClass.USER_CODE and found.confidence is Confidence.MEDIUM
+    assert found.headline == (
+        "it was asked to leave by SIGINT, and an exception ended it: KeyboardInterrupt at train.py:51 main; its save may not "
+        "be whole"
+    )
+    own = Cause(CauseKind.WARNING, then=Cause(CauseKind.EXIT, code=99))
+    assert judge_attempt(Material(attempt(own, exit_code=99), output(raised))).kind is FailureClass.NONE, "its own code"
+
+
 def test_a_rank_for_which_the_others_waited_is_the_verdict_where_there_is_no_other() -> None:
     slow = Straggler((5,), "n5", 0.4, COMES_LAST, 8, NOW)
     said = "rank 5 on n5 is slow: it comes last at each step, which costs 40% of the time of all 8 ranks"
