@@ -119,15 +119,16 @@ def _planned(path: Path, name: str, order: LaunchOrder, *, dry_run: bool, trust:
 
 
 def _launch_one(one: PlannedLaunch) -> None:
+    from ftsupervise.cli.config import what_is_seen
     from ftsupervise.launch.folders import handed_over
     from ftsupervise.launch.order import carried_out
 
     plan, settings = one.plan, one.settings
     with _asking():
         done, warnings = carried_out(one, datetime.now(timezone.utc), dict(os.environ))
-    seen = _seen_of(settings, plan.workdir)
-    _tell(done, plan, settings, handed_over(done.run_dir, settings, plan.workdir), guard=not seen)
-    for sentence in seen:
+    guard = _guard_of(settings, plan.workdir)
+    _tell(done, plan, settings, handed_over(done.run_dir, settings, plan.workdir), guard)
+    for sentence in what_is_seen(settings) if guard is False else ():
         say(sentence)
     _tell_who_watches(plan, settings)
     for words in warnings:
@@ -161,8 +162,11 @@ def _launch_sweep(path: Path, planned: list[PlannedLaunch]) -> None:
     whole = _short(path.absolute())
     say(f"  look           ftsupervise status {whole}")
     say(f"  watch          ftsupervise watch --every 60s {whole}")
-    say(f"  save now       ftsupervise save {whole}")
-    say(f"  stop           ftsupervise kill {whole}   (one of them: its name in the place of the file)")
+    guard = _guard_of(planned[0].settings, planned[0].plan.workdir)
+    if guard is not False:
+        say(f"  save now       ftsupervise save {whole}{'' if guard else '   (with a guard)'}")
+    stops = _when_stopped(planned[0].settings, guard)
+    say(f"  stop           ftsupervise kill {whole}   ({stops}; one of them: its name in the place of the file)")
     for note in dict.fromkeys((*planned[0].plan.notes, *without_receivers(planned[0].settings))):
         say(f"  note: {note}")
     _tell_who_watches(planned[0].plan, planned[0].settings)
@@ -172,14 +176,21 @@ def _launch_sweep(path: Path, planned: list[PlannedLaunch]) -> None:
         raise Refused(f"{refused} of {len(planned)} runs were not launched; the reason of each stands above")
 
 
-def _seen_of(run: Run, workdir: Path) -> tuple[str, ...]:
-    """Return what will be seen of a script without the guard, and what not."""
-    from ftsupervise.cli.config import what_is_seen
-    from ftsupervise.launch.doubts import without_guard
+def _guard_of(run: Run, workdir: Path) -> bool | None:
+    """Return whether its script has the guard; None: not known."""
+    from ftsupervise.launch.doubts import guard_of
     from ftsupervise.probe import Probe
 
     with Probe() as probe:
-        return what_is_seen(run) if without_guard(run, workdir, probe.text) else ()
+        return guard_of(run, workdir, probe.text)[1]
+
+
+def _when_stopped(run: Run, guard: bool | None) -> str:
+    """Return what the kill switch does."""
+    from ftsupervise.units import show_duration
+
+    ended = f"SIGTERM after {show_duration(run.launch.restart.stop_within.total_seconds())}"
+    return "saves first" if guard else ended if guard is False else f"with a guard it saves first, without one {ended}"
 
 
 def _show(planned: list[PlannedLaunch]) -> None:
@@ -274,11 +285,9 @@ def _refusal(plan: Plan, run: Run, take_over: tuple[str, ...]) -> str:
     return ""
 
 
-def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...], *, guard: bool) -> None:
-    """``guard``: it is not known that the command has none."""
+def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...], guard: bool | None) -> None:
     from ftsupervise.alerts.receivers import without_receivers
     from ftsupervise.config.find_run import outputs
-    from ftsupervise.units import show_duration
 
     where = done.run_dir.root
     say(_submitted(done, plan))
@@ -286,10 +295,10 @@ def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...], *, guar
     say(f"  look           ftsupervise status {_short(where)}")
     say(f"  output         tail -f {' '.join(map(_globbed, outputs(run)))}")
     say(f"  watch          ftsupervise watch --every 60s {_short(where)}")
-    does = "saves first" if guard else f"SIGTERM after {show_duration(run.launch.restart.stop_within.total_seconds())}"
-    if guard:
-        say(f"  save now       touch {_short(where)}/switches/save-switch")
-    say(f"  stop           touch {_short(where)}/switches/kill-switch   ({does}; anyone in the group may)")
+    if guard is not False:
+        say(f"  save now       touch {_short(where)}/switches/save-switch{'' if guard else '   (with a guard)'}")
+    stops = _when_stopped(run, guard)
+    say(f"  stop           touch {_short(where)}/switches/kill-switch   ({stops}; anyone in the group may)")
     if done.known_as not in ("", plan.name):
         say(f"  note: another run is called {plan.name}; from elsewhere this one is called {done.known_as}")
     for note in (*plan.notes, *handed, *without_receivers(run)):

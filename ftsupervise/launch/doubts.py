@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.host.in_time import LOOK, in_time
 from ftsupervise.launch.plan import output_folders
-from ftsupervise.launch.shell_code import Kind, calls_srun, expands, program_words, python_files, understand
+from ftsupervise.launch.shell_code import (
+    Kind,
+    calls_srun,
+    expands,
+    program_words,
+    python_files,
+    shell_files,
+    understand,
+)
 from ftsupervise.replicas.bounds import derive
 from ftsupervise.scheduler import LOCAL
 from ftsupervise.units import show_duration
@@ -87,13 +95,25 @@ def leaves_with_0(run: Run, workdir: Path, read: Read) -> Iterator[str]:
 
 def without_guard(run: Run, workdir: Path, read: Read) -> str:
     """Return the Python script of the command that has no guard; "" where none is known to lack it."""
+    word, guarded = guard_of(run, workdir, read)
+    return word if guarded is False else ""
+
+
+def guard_of(run: Run, workdir: Path, read: Read) -> tuple[str, bool | None]:
+    """Return the Python script that the command starts, also in a shell script, and whether it has the guard; None where
+    no such script is found.
+    """
     if run.launch.replica_groups is not None:
-        return ""
-    for word in python_files(understand(run.launch.command))[:10]:
-        data = read(workdir / word)
-        if isinstance(data, bytes) and data:
-            return "" if b"ftsupervise" in data else word
-    return ""
+        return "", True
+    command = understand(run.launch.command)
+    codes = [command]
+    for name in shell_files(command)[:10]:
+        text = read(workdir / name)
+        codes += [understand(text.decode("utf-8", "replace"))] if isinstance(text, bytes) and text.strip() else []
+    texts = {word: read(workdir / word) for word in [word for code in codes for word in python_files(code)][:10]}
+    there = {word: b"ftsupervise" in data for word, data in texts.items() if isinstance(data, bytes) and data}
+    first = sorted(there.items(), key=lambda one: (not one[1], "train" not in one[0]))  # not what only makes a report
+    return first[0] if first else ("", None)
 
 
 def _differs_in_each_job(run: Run) -> Iterator[str]:

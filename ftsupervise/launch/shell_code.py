@@ -125,15 +125,36 @@ def program_words(found: Understood) -> tuple[str, ...]:
 
 
 def python_files(found: Understood) -> tuple[str, ...]:
-    """Return the words of the code that name a Python file, as a launcher such as torchrun has them behind its own options."""
+    """Return the words of the code that name a Python file, as a launcher such as torchrun has them behind its own options; of
+    a module (``-m scripts.train``) the file that it may be.
+    """
+    words, files = _all_words(found), []
+    for before, word in zip(("", *words), words, strict=False):
+        if before == "-m" and re.fullmatch(r"[A-Za-z_]\w*(?:\.\w+)*", word):
+            files.append(f"{word.replace('.', '/')}.py")
+        elif re.fullmatch(r"[^\s$'\"`-][^\s$'\"`]*\.py", word):
+            files.append(word)
+    return tuple(files)
+
+
+def shell_files(found: Understood) -> tuple[str, ...]:
+    """Return the words of the code that name a shell script: ``bash job.sh``, ``./job.sh``."""
+    words = _all_words(found)
+    named = (
+        word
+        for before, word in zip(("", *words), words, strict=False)
+        if word.endswith(".sh") or _SHELLS.fullmatch(before)
+    )
+    return tuple(word for word in named if re.fullmatch(r"[^\s$'\"`-][^\s$'\"`]*", word))
+
+
+def _all_words(found: Understood) -> Sequence[str]:
     if found.kind in (Kind.SRUN, Kind.PROGRAM):
-        words: Sequence[str] = found.words
-    else:
-        try:
-            words = [_plain(word) for one in _read(found.words[-1])[0] for word in one.words]
-        except ValueError:
-            return ()
-    return tuple(word for word in words if re.fullmatch(r"[^\s$'\"`-][^\s$'\"`]*\.py", word))
+        return found.words
+    try:
+        return [_plain(word) for one in _read(found.words[-1])[0] for word in one.words]
+    except ValueError:
+        return ()
 
 
 def _of_list(words: tuple[str, ...]) -> Understood:

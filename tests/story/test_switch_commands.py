@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from ftsupervise.cli.switches import DELAY
+from ftsupervise.config.schema import Launch, Run
+from ftsupervise.launch.doubts import doubts, guard_of
 from ftsupervise.model import GUARD
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
@@ -201,6 +203,45 @@ def test_launch_promises_no_save_of_a_script_that_has_no_guard(tmp_path: Path) -
         stops = "(saves first; anyone" if name == "guarded" else "(SIGTERM after 3m; anyone"
         assert f"kill-switch   {stops} in the group may)" in said
         assert ("  save now  " in said) is (name == "guarded")
+
+
+@pytest.mark.parametrize(
+    ("command", "guard"),
+    [
+        ("bash job.sh", False),
+        ("env TASK=1 bash job.sh", False),
+        ("torchrun --nproc_per_node=2 -m src.train --epochs 3", False),
+        ("cd src && srun python train.py", None),
+        ("./train", None),
+        ("bash guarded.sh", True),
+    ],
+)
+def test_launch_looks_for_the_guard_in_a_job_script_and_in_a_module_too(
+    tmp_path: Path, command: str, guard: bool | None
+) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/train.py").write_text("import time\n")
+    (tmp_path / "guarded.py").write_text("from ftsupervise import Guard\n")
+    (tmp_path / "job.sh").write_text("# FTSUPERVISE_ATTEMPT\nmkdir -p out\nsrun python3 src/train.py &\nwait\n")
+    (tmp_path / "guarded.sh").write_text("python guarded.py\n")
+    run = Run(name="r", run_dir=tmp_path / "runs/r", launch=Launch(command=command, srun=False))
+
+    def read(path: Path) -> bytes | None:
+        return path.read_bytes() if path.exists() else None
+
+    assert guard_of(run, tmp_path, read)[1] is guard
+    assert any("has no guard: when it leaves with 0" in one for one in doubts(run, tmp_path, read)) is (guard is False)
+
+
+def test_launch_does_not_know_of_a_program_whether_it_has_a_guard_and_says_so(tmp_path: Path) -> None:
+    env: dict[str, Any] = {"FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
+    settings = "scheduler: local\nlaunch: {command: sleep 1, jobs: 1}\n"
+    for name, more in {"one": "", "two-{task}": "sweep: {task: [1]}\n"}.items():
+        (tmp_path / "ftsupervise.yaml").write_text(f'name: "{name}"\n{more}{settings}')
+        said = typed("launch", folder=tmp_path, code=0, **env).stdout
+        typed("kill", "--yes", folder=tmp_path, **env)
+        assert re.search(r"  save now  .*   \(with a guard\)\n", said)
+        assert "(with a guard it saves first, without one SIGTERM after 10m;" in said
 
 
 def test_what_status_advises_for_a_local_run_that_hangs_can_be_typed_and_the_run_goes_on(
