@@ -134,6 +134,24 @@ FORMATS = (
         bar=True,
     ),
     _form(
+        "a bar of one epoch of so many",
+        r"^(?P<label>[^|]{0,200}?(?<![a-z])epoch\W{0,4}(?P<epoch>\d{1,9})\s*(?:/|of)\s*\d+[^|]{0,200}?): +\d+%\|[^|]*\|\s*"
+        r"NUMBER/(?P<total>[\d,]+) \[",
+        "Epoch 1/15:   2%|▎         | 1/40 [00:10<00:10,  2.00it/s, loss=0.12]",
+        2,
+        of_epoch=1,
+        bar=True,
+    ),
+    _form(
+        "a bar of one epoch",
+        r"^(?P<label>[^|]{0,200}?(?<![a-z])epoch\W{0,4}(?P<epoch>\d{1,9})(?![\d.])[^|]{0,200}?): +\d+%\|[^|]*\|\s*"
+        r"NUMBER/(?P<total>[\d,]+) \[",
+        "Train epoch 0:   5%|▌         | 1/20 [00:00<00:10,  2.00it/s, loss=1.000]",
+        2,
+        of_epoch=0,
+        bar=True,
+    ),
+    _form(
         "a bar with a description, of tqdm and of tinygrad",
         r"^(?P<label>[^|]{1,300}?): +\d+%\|[^|]*\|\s*NUMBER/(?P<total>[\d,]+) \[",
         "loss:   2.31 test_accuracy: 11.25%:   3%|▎         | 281/10000 [00:01<00:50, 195.31it/s]",
@@ -278,9 +296,11 @@ class StepReader:
     @property
     def total(self) -> int | None:
         """The last step to be made, where its lines say so."""
-        if self._chosen is None or self._chosen.form.of_epoch is not None:
+        one = self._chosen
+        if one is None or one.form.of_epoch is not None:
             return None
-        return self._chosen.total
+        of_its_epoch = one.form.bar and one.epoch is not None and one.total not in self._announced
+        return None if of_its_epoch else one.total
 
     @property
     def format(self) -> str:
@@ -322,7 +342,7 @@ class StepReader:
         form, match = fits
         value, total = _whole(match["step"]), _whole(match["total"]) if "total" in match.groupdict() else None
         if form.of_epoch is not None:
-            epoch = int(match["epoch"]) if "epoch" in match.groupdict() else self._epoch
+            epoch = int(match["epoch"]) if "epoch" in match.groupdict() else self._epoch  # (of N epochs the first is 1)
             if epoch is None or epoch < form.of_epoch or total is None or value > total:
                 return
             value += (epoch - form.of_epoch) * total

@@ -290,6 +290,34 @@ def test_a_count_of_its_epoch_is_no_step_where_the_run_goes_on_in_a_later_epoch(
     assert read(line.format(4, at, at) for at in range(40_000, 40_900, 100)).step == 40_800
 
 
+@pytest.mark.parametrize(
+    ("before", "begins"), [("Epoch {}/15: ", 1), ("Train epoch {}: ", 0), ("[Epoch {} of 15] ours: ", 1)]
+)
+def test_a_bar_with_its_loss_counts_within_the_epoch_that_it_names_and_never_reaches_the_end_of_the_run(
+    before: str, begins: int
+) -> None:
+    reader = StepReader()
+    for epoch in range(begins, begins + 3):
+        for at in range(1, 41):
+            reader.feed(bar(at, 40, before.format(epoch), ", loss=0.12").encode() + b"\n")
+            if (epoch, at) > (begins, 4):
+                assert (reader.step, reader.total) == ((epoch - begins) * 40 + at, None)
+        for at in range(1, 11):  # its validation, with a loss too
+            reader.feed(bar(at, 10, f"Valid epoch {epoch}: ", ", loss=0.2").encode() + b"\n")
+    goes_on = read(bar(at, 40, before.format(begins + 9), ", loss=0.12") for at in range(1, 9))
+    assert (goes_on.first, goes_on.step) == (361, 368)
+    assert read(bar(at, 40, before.format(begins)) for at in range(41)).step is None, "nothing says that it trains"
+
+
+def test_a_bar_below_a_line_that_names_its_epoch_does_not_say_how_much_of_the_run_is_done() -> None:
+    lines = [bar(at, 40, after=", loss=0.12") for at in range(1, 41)]
+    assert (read(lines).step, read(lines).total) == (40, 40)
+    below = read(["Epoch 1 of 15", *lines])
+    assert (below.step, below.total) == (40, None)
+    announced = read(["Continuing from epoch 3", "Total optimization steps = 40", *lines])
+    assert (announced.step, announced.total) == (40, 40)
+
+
 def test_two_hundred_hours_of_logs_show_no_wrong_step() -> None:
     """A line a minute and more, of trainings with other things in between: each step shown was printed as one before."""
     dice = random.Random(27)
