@@ -91,6 +91,14 @@ def says_step(name: str) -> bool:
     return any(form.search(name) for form in _STEPS[:-1])
 
 
+def place_in_name(name: str) -> str:
+    """Return how far the run was, where the name says it in a word: "step 500", "epoch 13". Its number may be anything else."""
+    if not says_step(name):
+        return ""
+    by_epoch = re.search(r"epoch[=_-]?\d", name, re.I) and not any(form.search(name) for form in _STEPS[:2])
+    return f"{'epoch' if by_epoch else 'step'} {step_of(name)}"
+
+
 def layout_of(checkpoint: Path, contents: Contents) -> Layout:
     """Return the program that wrote it."""
     if not contents.folders:

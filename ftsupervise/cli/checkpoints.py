@@ -79,7 +79,8 @@ def list_checkpoints(run: str | None, as_json: bool, unread: bool) -> None:
         print_json({**plain(seen), "checkpoints": listed, "kept": kept})
         return
     if not found:
-        say(f"{place.folder} holds no checkpoint")
+        own = f"; the run's own were seen in {' and in '.join(seen.own_folders[:3])}" if seen.own_folders else ""
+        say(printable(f"{place.folder} holds no checkpoint{own}"))
     width = max((len(one.path.name) for one in found), default=0)
     me = place.run
     several = me is None and len(runs_in(found)) > 1
@@ -94,10 +95,11 @@ def list_checkpoints(run: str | None, as_json: bool, unread: bool) -> None:
 
 
 def _size_of(left: LeftCheckpoint) -> str:
+    from ftsupervise.checkpoints.layouts import place_in_name
     from ftsupervise.units import show_size
 
-    at = f"{left.at:%Y-%m-%d %H:%M} UTC, " if left.at is not None else ""
-    return f"{at}{f'step {left.step}, ' if left.step is not None else ''}{show_size(left.size)}"
+    at = f"{left.at:%Y-%m-%d %H:%M} UTC" if left.at is not None else ""
+    return ", ".join(filter(None, (at, place_in_name(Path(left.path).name), show_size(left.size))))
 
 
 def _of_what(entry: HiddenEntry) -> str:

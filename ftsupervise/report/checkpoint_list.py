@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.checkpoints.find import checkpoints_in
 from ftsupervise.checkpoints.quarantine import quarantined_of
-from ftsupervise.rundir.ledger import kept_of
+from ftsupervise.rundir.ledger import kept_of, ledger
 from ftsupervise.snapshots.hidden import hidden_in
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.find import Found
     from ftsupervise.checkpoints.quarantine import Quarantined
     from ftsupervise.config.checkpoint_place import CheckpointPlace
+    from ftsupervise.rundir.paths import RunDir
     from ftsupervise.snapshots.hidden import HiddenEntry
     from ftsupervise.truth import LeftCheckpoint
 
@@ -26,6 +27,7 @@ class CheckpointsSeen(NamedTuple):
     set_aside: tuple[Quarantined, ...] = ()
     hidden: tuple[HiddenEntry, ...] = ()  # that are being written, brought back or removed, and kept snapshots
     kept: tuple[tuple[int, LeftCheckpoint], ...] = ()  # of a script without the guard, each with its attempt
+    own_folders: tuple[str, ...] = ()  # where such a script was seen to save, the newest first
 
 
 def checkpoints_of(place: CheckpointPlace) -> CheckpointsSeen:
@@ -36,7 +38,13 @@ def checkpoints_of(place: CheckpointPlace) -> CheckpointsSeen:
         tuple(quarantined_of(place.folder, place.rundir)),
         tuple(hidden_in(place.folder, _users(place))),
         () if place.rundir is None else tuple(kept_of(place.rundir)),
+        () if place.rundir is None else _own_folders(place.rundir),
     )
+
+
+def _own_folders(rundir: RunDir) -> tuple[str, ...]:
+    found = (one.written.path for one in reversed(ledger(rundir)) if one.written is not None)
+    return tuple(dict.fromkeys(str(Path(path).parent) for path in found))
 
 
 def _users(place: CheckpointPlace) -> dict[Path, str]:

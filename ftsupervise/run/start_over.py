@@ -19,6 +19,7 @@ from shlex import quote
 from typing import NamedTuple
 
 from ftsupervise.checkpoints.contents import contents_of
+from ftsupervise.checkpoints.layouts import place_in_name
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.suspicion import may_come_of_a_checkpoint
 from ftsupervise.checkpoints.torn import Torn, find_torn, last_written, torn
@@ -131,11 +132,19 @@ def note_written(place: ScriptPlace, one: Attempt) -> LeftCheckpoint | None:
             key="checkpoints of a script",
         )
         if isinstance(found, LeftCheckpoint):
+            of_job = not place_in_name(Path(found.path).name) and str(found.step) in _numbers_of_the_job(one)
+            if of_job:  # a folder of each job: its number is no step, and the next one's no progress
+                found = found._replace(step=None)
             write_page(place.rundir.attempt(one.number), found)
             return found
     except (OSError, TimeoutError):  # the search is a hint
         pass
     return None
+
+
+def _numbers_of_the_job(one: Attempt) -> set[str]:
+    names = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
+    return {*one.job_id.split("_"), *(os.environ.get(name, "") for name in names)}
 
 
 def of_this_launch(rundir: RunDir, before: int | None = None) -> list[Attempt]:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ftsupervise.checkpoints.written import find_written
+from ftsupervise.model import Attempt
+from ftsupervise.run.start_over import ScriptPlace, note_written
+from ftsupervise.rundir.attempt_pages import write_page
 from ftsupervise.rundir.ledger import kept_of, ledger
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import Brake, read_brake, read_finished
 from ftsupervise.scheduler.local import Local
 from tests.neighbours.own_script import nano
@@ -290,6 +296,39 @@ def test_what_is_kept_of_a_script_is_listed_with_the_checkpoints(launch: Launch,
     assert f"kept: {kept}, " in seen and f"of attempt 1, from {tmp_path}/out/ckpt.pt (a copy)" in seen
     told = typed("checkpoints", "list", "--json", folder=tmp_path, env=env(tmp_path), code=0).stdout
     assert [(one["attempt"], one["kept"]) for one in json.loads(told)["kept"]] == [(1, str(kept))]
+
+
+def test_the_number_of_a_job_in_the_name_of_a_checkpoint_is_no_step_and_no_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rundir = RunDir(tmp_path / "runs" / "r")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "113")
+    began = datetime.now(timezone.utc) - timedelta(minutes=5)
+    for number, name in enumerate(("18", "113", "epoch13.pth", "checkpoint-113"), 1):
+        folder = rundir.attempt(number)
+        folder.mkdir(parents=True)
+        write_json(folder / "start.json", {"attempt": number, "job_id": f"18_{number}", "at": began.isoformat()})
+        saved = tmp_path / f"out{number}" / name
+        at = saved if saved.suffix else saved / "state.pth"
+        at.parent.mkdir(parents=True)
+        at.write_bytes(b"weights")
+        place = ScriptPlace(rundir, rundir.checkpoints, ("train", str(tmp_path / f"out{number}")))
+        left = note_written(place, Attempt(number, f"18_{number}", began, last_step=1))
+        assert left is not None and left.path == str(saved)
+        assert left.step == {"18": None, "113": None, "epoch13.pth": 13, "checkpoint-113": 113}[name]
+        write_page(folder, left._replace(kept=str(saved), how="a copy", step=int(re.sub(r"\D", "", name))))
+    rundir.switches.mkdir()
+    (rundir.root / "kept").mkdir()
+    for number in range(1, 5):
+        (rundir.root / "kept" / f"{number:04d}").mkdir()
+    seen = typed("checkpoints", "list", str(rundir.root), folder=tmp_path, env=env(tmp_path)).stdout
+    first, *kept = seen.splitlines()
+    folders = " and in ".join(f"{tmp_path}/out{number}" for number in (4, 3, 2))
+    assert first == f"{rundir.checkpoints} holds no checkpoint; the run's own were seen in {folders}"
+    assert [("step 113," in line, "epoch 13," in line, "step" in line) for line in kept] == [
+        (True, False, True), (False, True, False), (False, False, False), (False, False, False)
+    ]  # fmt: skip
 
 
 def test_what_is_exported_beside_a_checkpoint_is_not_what_is_kept(tmp_path: Path) -> None:
