@@ -24,7 +24,7 @@ from ftsupervise.launch.plan import plan
 from ftsupervise.launch.rehearsal import is_the_persons, refuse_checkpoints, rehearsal_folder, rehearsed, shape_for
 from ftsupervise.launch.submit import prepare, submit
 from ftsupervise.model import NOBODY, OUTPUT, Attempt
-from ftsupervise.printable import OUR_LINE, SLURMS_LINE, printable
+from ftsupervise.printable import OUR_LINE, OUR_TIME, SLURMS_LINE, printable, printable_lines
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
 from ftsupervise.rundir.switches import KILL, SAVE, raise_switch
@@ -45,6 +45,13 @@ _END = 8.0  # seconds for it to leave by itself when it was asked to stop
 _POLL = 0.2
 _NOT_ITS_OWN = re.compile(rf"^(?:{OUR_LINE}|{SLURMS_LINE})")  # lines that the command has not written
 _LARGEST_LOG = 8 << 20  # bytes
+_SECOND = re.compile(rf"^{OUR_TIME}ftsupervise: attempt 2 of ", re.M)
+# words of programs for where they go on from, and for that they do not
+_RESUMES = re.compile(
+    r"\b(?:resum\w+|continu\w+|restor\w+|start\w*|load\w+)\b.{0,80}(?:\b(?:from|at|checkpoint|ckpt)\b|\.(?:pth?|ckpt)\b)|"
+    r"\bstart(?:ing)? (?:at |from )?(?:epoch|step|iter\w*)\W{0,3}[1-9]", re.I,
+)  # fmt: skip
+_BEGINS = re.compile(r"\b(?:no|not|none|without|false|scratch|cannot|failed|fresh|anew)\b", re.I)
 
 
 # Makes the folder of a trial and a sandbox of a shape, gives the environment in which commands see it, and removes both at the
@@ -275,8 +282,23 @@ def _came_back(seen: Trial) -> str:
         return "it was not interrupted"
     if back is None or back.first_step is None:
         ended = f"; attempt 2 ended: {back.words}" if back is not None and back.ended is not None else ""
-        return f"no step was seen{ended}"
+        said = resumes_by_its_words(seen.log)
+        return f"no step was seen{f', but its output says: {said}' if said else ''}{ended}"
     if came_back(seen):
         return f"yes: it went on at step {back.first_step:,}, and had left at {left.last_step or 0:,}"
     nothing = "" if left.saved is not None or left.written is not None else ", and nothing that it saved was seen"
     return f"no: it began again at step {back.first_step:,}, and had left at {left.last_step or 0:,}{nothing}"
+
+
+def resumes_by_its_words(log: bytes) -> str:
+    """Return the line by which the second attempt says that it goes on, which the first had not written; "" for none."""
+    text = printable_lines(log.decode("utf-8", "replace").replace("\r", "\n"))
+    second = _SECOND.search(text)
+    if second is None:
+        return ""
+    before = {line.strip() for line in text[: second.start()].splitlines()}
+    for line in text[second.end() :].splitlines()[1:]:
+        says = _RESUMES.search(line) is not None and _BEGINS.search(line) is None and not _NOT_ITS_OWN.search(line)
+        if says and line.strip() not in before:
+            return printable(line.strip(), 200)
+    return ""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 
+from ftsupervise.importer.trial import Trial, report, resumes_by_its_words
+from ftsupervise.model import Attempt
 from tests.neighbours.typed import typed
 
 SCRIPT = """#!/bin/bash
@@ -138,3 +141,17 @@ def test_the_training_of_a_script_that_stays_as_it_is_is_found_whatever_shell_it
     done = typed("init", "all.sh", folder=folder, code=0)
     assert "train_eval.py" in done.stdout.split("the script's commands")[1]
     assert "no Python file is named in it" not in done.stdout
+
+
+def test_a_trial_without_a_step_quotes_the_line_by_which_the_second_attempt_says_that_it_goes_on() -> None:
+    own = "2026-11-29T15:47:00Z ftsupervise: attempt {} of r: bash -c 'resume from here'\n"
+    first = own.format(1) + "No checkpoint found in /x: starting from scratch\nLoading data from /data\nstart epoch 1\n"
+    second = own.format(2) + "Loading data from /data\nResuming from /x/epoch01.pth\nstart epoch 2\n"
+    began = datetime(2026, 11, 29, 15, 47, tzinfo=timezone.utc)
+    left, back = Attempt(1, "1", began), Attempt(2, "1", began)
+    seen = Trial("1", 1, 2.0, left, 20.0, began, back, (first + second).encode(), "start epoch 2")
+    (line,) = (one for one in report(seen, Path("log")) if one.startswith("came back"))
+    assert line == "came back    no step was seen, but its output says: Resuming from /x/epoch01.pth"
+    assert resumes_by_its_words((first + own.format(2) + "start epoch 2\n").encode()) == "start epoch 2"
+    anew = first + own.format(2) + "Not resuming from /x\nstart epoch 1\n"
+    assert resumes_by_its_words(anew.encode()) == ""
