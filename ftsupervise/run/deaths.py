@@ -45,7 +45,7 @@ from ftsupervise.run.exit_analysis import (
     first_event,
 )
 from ftsupervise.run.states import AttemptProgress
-from ftsupervise.rundir.ledger import over
+from ftsupervise.rundir.ledger import NEAR_END, over
 from ftsupervise.rundir.paths import ERROR_FILE
 from ftsupervise.scheduler.parse import is_away
 
@@ -210,7 +210,6 @@ def _ranks(text: str) -> set[int]:
 
 # ------------------------------------------------------------------------------------------
 
-_NEAR_END = 60.0  # Slurm's limit loop is up to this early or late
 LISTEN = 0.1  # seconds between two reads of srun's output; the agents report deaths at once
 _WORD = 0.2  # seconds for an agent's word on a rank that srun says has ended by itself
 _SILENT = 1.5  # intervals of an agent without a word, after which it has fallen silent
@@ -323,7 +322,7 @@ class DeathsSeen:
             finished=rundir.has_finished(),
             stopped=stopped,
             stop_signal=stop_signal,
-            past_end=self.asked.job.at is not None and time.time() > self.asked.job.at - _NEAR_END,
+            past_end=self.asked.job.at is not None and self._told_at() > self.asked.job.at - NEAR_END,
             death=death,
             first=first,
         )
@@ -380,6 +379,11 @@ class DeathsSeen:
             return late or exit_analysis.is_believed(said, pages=pages, exits=exits)
 
         return believed
+
+    def _told_at(self) -> float:
+        """Return when we were asked to stop, else now; epoch seconds."""
+        at = self.asked.signals.stopped_at
+        return time.time() - (0.0 if at is None else time.monotonic() - at)
 
     def _over_at(self) -> float:
         """Return when we began to end processes ourselves, or the command was over. Monotonic."""

@@ -197,7 +197,7 @@ def _moment(fact: str | None) -> float | None:
 
 # Judges an attempt that has no end on record: it runs, it was lost, or it had been asked to leave.
 
-_NEAR_END = 60.0  # seconds: Slurm's limit loop is up to this early or late
+NEAR_END = 10.0  # seconds by which clocks differ: Slurm ends a job at its limit, or up to half a minute after it
 
 
 def without_end(start: StartPage) -> Cause | None:
@@ -225,7 +225,7 @@ def last_sign(folder: Path, attempt: Attempt, before: datetime | None) -> dateti
 
 def end_as_asked(start: StartPage, at: datetime | None) -> Cause:
     """Return the cause of an end that was asked for and could not be recorded: Slurm's last 5 s were too few for it."""
-    if start.job_ends is not None and at is not None and (start.job_ends - at).total_seconds() < _NEAR_END:
+    if start.job_ends is not None and at is not None and (start.job_ends - at).total_seconds() < NEAR_END:
         return Cause(CauseKind.TIME_LIMIT, late=True)
     return Cause(CauseKind.CANCELLED, signal=int(signal.SIGTERM), late=True)
 

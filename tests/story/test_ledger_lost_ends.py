@@ -25,8 +25,13 @@ TOLD = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
     [
         (
             (15, TOLD),
-            TOLD + timedelta(seconds=20),
+            TOLD + timedelta(seconds=5),
             "time limit, and it did not leave in time",
+        ),
+        (
+            (15, TOLD),
+            TOLD + timedelta(seconds=24),  # within the warning, and before the end
+            "cancelled or preempted (SIGTERM), and it did not leave in time",
         ),
         (
             (15, TOLD),

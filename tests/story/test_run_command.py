@@ -203,6 +203,19 @@ def test_told_to_stop_the_command_may_save_and_its_end_is_kept(run: SupervisedRu
     assert run.attempts()[0].words == "cancelled or preempted (SIGTERM)"
 
 
+@pytest.mark.parametrize(
+    ("left", "words"), [(30, "cancelled or preempted (SIGTERM)"), (5, "time limit"), (-20, "time limit")]
+)
+def test_a_job_that_is_cancelled_within_its_warning_has_not_met_its_time_limit(
+    run: SupervisedRun, left: float, words: str
+) -> None:
+    one = run.start(sys.executable, "-c", hears(signal.SIGTERM), FTSUPERVISE_DEADLINE=str(time.time() + left))
+    one.until_said("ready")
+    one.send_signal(signal.SIGTERM)
+    one.wait(30)
+    assert run.attempts()[0].words == words
+
+
 def test_what_does_not_leave_is_killed_after_the_grace_with_all_it_started(
     run: SupervisedRun, until: Until, tmp_path: Path
 ) -> None:

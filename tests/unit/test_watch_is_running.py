@@ -13,10 +13,11 @@ import pytest
 
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import IsRunning as Settings
-from ftsupervise.findings import Finding
-from ftsupervise.model import Attempt, Job, JobState
+from ftsupervise.findings import Finding, Severity
+from ftsupervise.model import Attempt, Cause, CauseKind, Job, JobState
 from ftsupervise.replicas.record import LighthouseRecord
 from ftsupervise.replicas.table import GroupState, GroupTable, ReplicaGroup, write_table
+from ftsupervise.rundir.attempt_pages import EndPage, write_page
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
@@ -147,6 +148,18 @@ def test_no_job_at_all_is_critical_and_says_what_to_type(tmp_path: Path) -> None
     assert finding.health is Health.BAD
     assert "no job of this run" in finding.summary
     assert "ftsupervise launch" in finding.do
+
+
+def test_of_a_run_whose_job_was_cancelled_it_is_asked_whether_that_was_meant(tmp_path: Path) -> None:
+    folder = RunDir(tmp_path).attempt(1)
+    folder.mkdir(parents=True)
+    write_json(
+        folder / "start.json", {"attempt": 1, "job_id": "local-88", "at": (NOW - timedelta(hours=1)).isoformat()}
+    )
+    write_page(folder, EndPage(ended=NOW, exit_code=143, cause=Cause(CauseKind.CANCELLED, signal=15)))
+    finding = look(tmp_path)[0]
+    assert (finding.health, finding.severity) == (Health.BAD, Severity.CRITICAL)
+    assert finding.do.startswith(f"was that meant? then: ftsupervise kill {tmp_path}; else: ftsupervise launch")
 
 
 def test_a_dead_slurmctld_is_neither_gone_nor_fine(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.config.find_run import how_to_launch
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.model import Job, JobState
+from ftsupervise.model import CauseKind, Job, JobState
 from ftsupervise.replicas.apart import lighthouse_job
 from ftsupervise.replicas.record import PAGE_NAME
 from ftsupervise.replicas.table import GroupState, GroupTable, ReplicaGroup, read_table
@@ -133,6 +133,12 @@ WORDS = {
         "find out why it ended, then: {launch}",
         Severity.CRITICAL,
     ),
+    "taken": Words(
+        "Nothing trains, and nothing will until the run is launched again.",
+        "{look}; squeue --me",
+        "was that meant? then: {kill}; else: {launch}",
+        Severity.CRITICAL,
+    ),
     "never": Words(
         "The job stands in the queue and looks alive, but it will not start by itself.",
         "scontrol show job {job}",
@@ -226,11 +232,17 @@ def _job(look: Look, jobs: tuple[Job, ...], settings: Settings) -> Finding:
         words = "no job of it is in the queue: it was stopped until a moment ago, and is about to be launched"
         return look.finding("job", Health.UNKNOWN, words, WORDS["job"])
     verb = "diagnose" if attempt is not None and attempt.has_failed else "status"
-    names = {"launch": how_to_launch(look.rundir), "look": f"ftsupervise {verb} {look.rundir.quoted()}"}
+    quoted = look.rundir.quoted()
+    names = {
+        "launch": how_to_launch(look.rundir),
+        "look": f"ftsupervise {verb} {quoted}",
+        "kill": f"ftsupervise kill {quoted}",
+    }
     text = "no job of this run is running or waiting"
     if attempt is not None and (ended := _how_it_ended(look, attempt)):
         text += f"; attempt {attempt.number} ended: {ended}"
-    return look.finding("job", Health.BAD, text, WORDS["gone"], names=names, why=look.why(attempt))
+    words = WORDS["taken" if attempt is not None and attempt.kind is CauseKind.CANCELLED else "gone"]
+    return look.finding("job", Health.BAD, text, words, names=names, why=look.why(attempt))
 
 
 def _how_it_ended(look: Look, last: Attempt) -> str:
