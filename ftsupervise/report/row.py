@@ -65,6 +65,11 @@ class RunRow(NamedTuple):
     full: Annotated[str, 8300] = ""  # which of its file systems has no room left, in words; "" of a run that is over
 
 
+def _tells_phases(run: RunReading) -> bool:
+    """Return False where nothing but its output is read: what shows no step there may train all the same."""
+    return not run.beats or any("source" not in beat.facts for beat in run.beats)
+
+
 def row_of(run: RunReading, queue: QueueSeen) -> RunRow:
     verdict, why = verdict_of(run, queue.jobs, queue.blind)
     found = run.watch.found
@@ -99,7 +104,7 @@ def row_of(run: RunReading, queue: QueueSeen) -> RunRow:
         percent=None if percent is None else percent.last,
         loss=_loss(run),
         loss_trouble=run.bad_loss if runs else "",
-        phase=page.phase if page is not None and runs else "",
+        phase=page.phase if page is not None and runs and _tells_phases(run) else "",
         seen_at=max((at for at in (beat, page.at if page is not None else None) if at is not None), default=None),
         saved=_newest_saved(run),
         saved_at=page.saved_at if page is not None else None,

@@ -23,10 +23,12 @@ import pytest
 from ftsupervise.cli.status import record
 from ftsupervise.cli.status_live import read_rows
 from ftsupervise.report.published import SCHEMA_VERSION, json_schema
+from ftsupervise.rundir.heartbeat_page import write_beat
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage, write_progress
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.watched import FiringAlert, WatchFound, read_found, write_found
+from ftsupervise.truth import Beat
 from tests.manual.status_screens import detail as screen
 from tests.neighbours.queue import Queue
 from tests.neighbours.supervised import outside_a_job
@@ -129,6 +131,19 @@ def test_where_slurm_does_not_answer_runs_are_unknown_with_their_age(desk: Desk)
     heard = {row.name: (row.verdict, row.why) for row in read_rows(desk.type("status", "--json").stdout)}
     assert heard["ablation"][0] == "UNKNOWN" and heard["pretrain"][0] == "RUNNING"
     assert heard["pretrain"][1] == "its ranks are heard, Slurm does not answer"
+
+
+@pytest.mark.parametrize(("facts", "phase"), [({"source": "launch.heartbeat"}, ""), ({}, "start")])
+def test_a_script_whose_output_shows_no_step_is_not_said_to_be_starting(
+    desk: Desk, facts: dict[str, str], phase: str
+) -> None:
+    desk.queue.change(away=True)
+    rundir, now = desk.run("quiet", "72"), datetime.now(timezone.utc)
+    write_progress(rundir.attempt(1), ProgressPage(at=now, ranks=1, step=None, phase="start"))
+    write_beat(rundir, Beat(0, None, "start", now, facts={"attempt": "1", **facts}))
+    (row,) = (row for row in read_rows(desk.type("status", "--json").stdout) if row.name == "quiet")
+    assert (row.verdict, row.phase) == ("RUNNING", phase)
+    assert ("phase start" in desk.type("status").stdout) is bool(phase)
 
 
 def test_the_run_of_this_directory_stands_first_and_is_shown_in_full_by_a_dot(desk: Desk) -> None:
