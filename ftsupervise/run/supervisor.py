@@ -685,6 +685,10 @@ class Supervisor:
         at = stop_request(self.now.claim.folder)[2] if self.now.signs.warned else None
         return None if at is None else (at - self.now.ended.started).total_seconds()
 
+    def _why(self) -> str:
+        verdict = self.now.verdict
+        return f"{verdict.failure}, {verdict.why}" if verdict.failure == switches.LEFT else verdict.why
+
     def _say_verdict(self) -> None:
         verdict = self.now.verdict
         pause = f" in {verdict.delay:g} s" if verdict.delay else ""
@@ -693,7 +697,8 @@ class Supervisor:
             NextAction.LEAVE: "leaving",
             NextAction.STOP: "stopped by the brake, nothing more is started",
         }[verdict.move]
-        tell(self.now.log, f"{what}{': ' + verdict.why if verdict.why else ''}")
+        why = self._why()
+        tell(self.now.log, f"{what}{': ' + why if why else ''}")
 
     def _look_after_nodes(self, move: NextAction) -> None:
         log = self.now.log
@@ -712,7 +717,8 @@ class Supervisor:
 
     def _record(self) -> Outcome:
         verdict, signs, then = self.now.verdict, self.now.signs, _THEN[self.now.verdict.move]
-        self._write_end(f"{then}: {verdict.why}" if verdict.why else then)
+        why = self._why()
+        self._write_end(f"{then}: {why}" if why else then)
         self.now = self.now._replace(asked_to_stop=self.now.asked_to_stop or bool(signs.stop_signal or signs.warned))
         if self.now.ended.failure is None:
             self.to.nodes.exclusions.release(self.now.log)

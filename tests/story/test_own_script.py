@@ -93,6 +93,8 @@ def test_a_script_is_told_to_resume_and_its_end_with_0_is_asked_for_before_anybo
     assert not (rundir.root / "kept/0003").exists(), "it has shown that it resumes"
     seen = typed("status", folder=tmp_path, env=env(tmp_path))
     assert "it left with 0" in seen.stdout and "ftsupervise clear --finished" in seen.stdout
+    assert ledger(rundir)[-1].then.startswith("stopped by the brake: it left with 0, after ")
+    assert ": it left with 0, after " in (rundir.attempt(ledger(rundir)[-1].number) / "run.log").read_text()
     typed("clear", "--finished", folder=tmp_path, env=env(tmp_path), code=0)
     until(lambda: not Local().queue(), "the end of the members", 60)
     assert len(ledger(rundir)) == 4 and (mark := read_finished(rundir)) is not None and mark.step == 170
