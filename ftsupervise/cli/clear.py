@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -11,9 +12,12 @@ from ftsupervise.cli.output import JSON, answer, for_programs, say
 from ftsupervise.cli.switches import RUNS
 from ftsupervise.host.ownership import shown_user
 from ftsupervise.launch.switching import runs_to_switch
+from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
     from ftsupervise.rundir.paths import RunDir
+
+_LOOK = 2.0  # seconds for a file that may hang
 
 
 @click.command()
@@ -170,8 +174,29 @@ def _release(rundir: RunDir, name: str) -> tuple[bool, list[str]]:
     except SchedulerUnavailable as error:
         again = f"to let them start, type it again:  ftsupervise clear --brake {rundir.quoted()}"
         raise SchedulerUnavailable(f"{error.message}; held jobs stay on hold", hint=again) from None
-    if was is not None and not held:
-        from ftsupervise.config.find_run import how_to_launch
+    from ftsupervise.config.find_run import how_to_launch
 
+    if held and not rundir.has_finished() and (changed := _changed_since_the_launch(rundir)):
+        say(
+            f"They go on with the settings of their launch; {changed} was changed since. To use it, end them and launch again:"
+        )
+        say(f"  ftsupervise kill --now {rundir.quoted()}; ftsupervise clear {rundir.quoted()}; {how_to_launch(rundir)}")
+    if was is not None and not held:
         say(f"Nothing was held. Continue:  {how_to_launch(rundir)}")
     return was is not None, held
+
+
+def _changed_since_the_launch(rundir: RunDir) -> str:
+    """Return the settings file of the last launch, where it was written after that; "" where it was not, or cannot be seen."""
+    from ftsupervise.probe.errand import within
+    from ftsupervise.rundir.launches import launches
+
+    def look() -> str:
+        last = next((one for one in reversed(launches(rundir)) if one.config and one.written), None)
+        is_newer = last is not None and Path(last.config).stat().st_mtime > last.at.timestamp()
+        return printable(last.config) if last is not None and is_newer else ""
+
+    try:
+        return within(_LOOK, look, key="settings of the launch")
+    except (OSError, TimeoutError):
+        return ""

@@ -94,7 +94,7 @@ def watch(
                 _name_all(roster)
             done = _tick(roster, only, every, send=not no_send)
             if first and len(roster.names) == 1 and not everything:
-                _refuse(done)
+                _refuse(done, named=bool(runs))
             if not quiet and not as_json:
                 shown.warn(roster.runs)
             if as_json:
@@ -144,10 +144,14 @@ class Shown:
                 say("\n".join(known.said), err=True)
 
 
-def _refuse(done: TickResult) -> None:
+def _refuse(done: TickResult, *, named: bool) -> None:
     """Report an error in the settings of the only run at once, with its exit code."""
+    from ftsupervise.errors import NotFound
+
     for index, run in enumerate(done.progress.runs):
         if run.error is not None:
+            if isinstance(run.error, NotFound) and not named:
+                run.error.hint = "; ".join(filter(None, (run.error.hint, "or all that you have launched: --all")))
             raise run.error
         if run.trouble:
             from ftsupervise.errors import NoAnswer

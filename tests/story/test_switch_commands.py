@@ -205,6 +205,27 @@ def test_launch_promises_no_save_of_a_script_that_has_no_guard(tmp_path: Path) -
         assert ("  save now  " in said) is (name == "guarded")
 
 
+@pytest.mark.parametrize("changed", [True, False])
+def test_who_releases_the_brake_is_told_that_the_members_go_on_with_the_settings_of_their_launch(
+    tmp_path: Path, until: Callable[..., Any], changed: bool
+) -> None:
+    settings = tmp_path / "ftsupervise.yaml"
+    settings.write_text(
+        "name: held\nscheduler: local\nlaunch: {command: sh -c 'exit 3', jobs: 5, restart: {back_off: 1s, same_failure: 2}}\n"
+    )
+    run = RunDir(tmp_path / "runs" / "held")
+    env: dict[str, Any] = {"FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
+    typed("launch", folder=tmp_path, code=0, **env)
+    until(lambda: (found := read_brake(run)) and found.held and found, "the brake, and the chain on hold")
+    if changed:
+        settings.write_text(settings.read_text().replace("exit 3", "exit 0"))
+    said = typed("clear", "--brake", str(run.root), folder=tmp_path, code=0, **env).stdout
+    typed("kill", "--now", "--yes", str(run.root), folder=tmp_path, **env)
+    assert "may start again." in said
+    assert (f"go on with the settings of their launch; {settings} was changed since" in said) is changed
+    assert (f"ftsupervise kill --now {run.root}; ftsupervise clear {run.root}; ftsupervise launch" in said) is changed
+
+
 @pytest.mark.parametrize(
     ("command", "guard"),
     [

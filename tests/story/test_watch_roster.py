@@ -195,3 +195,11 @@ def test_a_run_that_has_a_job_is_not_forgotten(two: Path, until: Callable[..., A
         subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
     until(lambda: type_in(two / "a", "forget", "a").returncode == 0, "its job has left")
     assert type_in(two / "a", "list").stdout == "" and (two / "a/runs/a/launches").is_dir()
+
+
+def test_a_watch_where_no_run_is_named_says_that_it_can_watch_all(tmp_path: Path) -> None:
+    for words in ((), ("--every", "60s")):
+        done = watch(tmp_path, *words)
+        assert done.returncode == 66
+        assert "name the run: " in done.stderr and done.stderr.rstrip().endswith("or all that you have launched: --all")
+    assert "--all" not in watch(tmp_path, "unknown").stderr
