@@ -133,6 +133,12 @@ class Item:
     since_iso: str
     until_iso: str  # when a service may end it by itself
 
+    @property
+    def brief(self) -> bool:
+        """Return whether it is news that one line says: nothing is to be done, and nothing more is known."""
+        more = (self.meaning, self.why, self.do, self.note, self.detail, self.value)
+        return self.reason == "announced" and not any(more)
+
 
 @dataclass(frozen=True)
 class Parcel:
@@ -159,6 +165,11 @@ class Parcel:
             _item(notice, replace(message, where=where, source=source), self.over_by_now.get(notice.alert_id))
             for notice, (where, source) in zip(message.notices, origins, strict=True)
         )
+
+    @property
+    def is_digest(self) -> bool:
+        """Return whether it has so many items that news have a line each."""
+        return len(self.items) > 3
 
     @cached_property
     def word(self) -> str:

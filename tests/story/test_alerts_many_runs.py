@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 
 from ftsupervise.alerts.deliver import Delivered, deliver
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.record import record
+from ftsupervise.alerts.record import announce, record
+from ftsupervise.alerts.wording import Parcel, render
 from ftsupervise.config.alerting import Alerts
-from ftsupervise.findings import Finding, Severity
+from ftsupervise.findings import EventKind, Finding, Severity, happened
 from ftsupervise.truth import Health
 from tests.neighbours.slack import SlackServer
 from tests.neighbours.smtp import MailServer
@@ -115,3 +117,25 @@ def test_one_recipient_who_is_deferred_gets_the_joint_mail_later_and_the_other_n
 def test_the_messages_of_three_runs_go_apart(mail: MailServer, tmp_path: Path) -> None:
     tick(tmp_path, settings([mailbox(mail)]), T0, Health.BAD, RUNS[:3])
     assert sorted(str(m["Subject"]).split()[1] for m in mail.mails) == [f"{run}:" for run in RUNS[:3]]
+
+
+def test_behind_the_alert_that_matters_the_starts_of_many_runs_have_a_line_each(
+    mail: MailServer, tmp_path: Path
+) -> None:
+    journals, alerts = [], settings([mailbox(mail)])
+    for run in RUNS[:14]:
+        journals.append(journal_in(tmp_path / run))
+        began = happened(EventKind.STARTED, "started", T0, "job 7_1", run=run)
+        bad = Finding(run, "brake", "chain", Health.BAD, Severity.CRITICAL, "stopped by the brake: exit 1", T0)
+        announce(journals[-1], alerts, began, T0)
+        record(journals[-1], [bad] if run == RUNS[0] else [], alerts, T0, run_name=run)
+    written = [message for journal in journals for message in journal.read().outbox]
+    deliver(journals, alerts, T0, jitter=lambda: 0.0)
+    (one,) = mail.mails
+    lines = str(one.get_content()).splitlines()
+    assert lines.index(f"FIRING (critical)  {RUNS[0]}: brake chain") < lines.index(f"STARTED  {RUNS[0]}: job 7_1")
+    at = lines.index(f"STARTED  {RUNS[0]}: job 7_1")
+    assert lines[at : at + 10] == [f"STARTED  {run}: job 7_1" for run in RUNS[:10]]
+    together = replace(written[0], notices=tuple(notice for message in written for notice in message.notices))
+    html = render("alert.html.j2", Parcel(together, T0), kind="html")
+    assert html.count("<table") == 1 and "STARTED</strong>&ensp;train-03: job 7_1" in html
