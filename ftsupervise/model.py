@@ -154,8 +154,10 @@ class Cause(NamedTuple):
     def orderly(self) -> bool:
         """Return whether the end was asked for, and the loop left in order: no one needs to be woken. After the warning a
         program may leave with a code of its own, by which its job script knows that there is more to do."""
-        left = self.then is None or self.then.orderly
-        left = left or (self.kind is CauseKind.WARNING and self.then.kind is CauseKind.EXIT and not self.then.killed_by)
+        then = self.then
+        left = then is None or then.orderly
+        if then is not None and self.kind is CauseKind.WARNING:
+            left = left or (then.kind is CauseKind.EXIT and not then.killed_by)
         return left and (self.kind in _ORDERLY or (self.kind is CauseKind.EXIT and self.code == 0))
 
     def words(self) -> str:

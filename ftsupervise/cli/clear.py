@@ -197,6 +197,7 @@ def _changed_since_the_launch(rundir: RunDir) -> str:
         return printable(last.config) if last is not None and is_newer else ""
 
     try:
-        return within(_LOOK, look, key="settings of the launch")
+        found: str = within(_LOOK, look, key="settings of the launch")
     except (OSError, TimeoutError):
         return ""
+    return found

@@ -241,8 +241,8 @@ def _job(look: Look, jobs: tuple[Job, ...], settings: Settings) -> Finding:
     text = "no job of this run is running or waiting"
     if attempt is not None and (ended := _how_it_ended(look, attempt)):
         text += f"; attempt {attempt.number} ended: {ended}"
-    words = WORDS["taken" if attempt is not None and attempt.kind is CauseKind.CANCELLED else "gone"]
-    return look.finding("job", Health.BAD, text, words, names=names, why=look.why(attempt))
+    how = WORDS["taken" if attempt is not None and attempt.kind is CauseKind.CANCELLED else "gone"]
+    return look.finding("job", Health.BAD, text, how, names=names, why=look.why(attempt))
 
 
 def _how_it_ended(look: Look, last: Attempt) -> str:
