@@ -91,9 +91,6 @@ _OF_TROUBLE = {
     Trouble.SILENT: FailureClass.MISSING,
     Trouble.LATE: FailureClass.STRAGGLER,
 }
-UNRECORDED = frozenset(
-    {CauseKind.LOST, CauseKind.UNKNOWN}
-)  # it may have failed: nobody lived to write down how it ended
 # Deaths that the supervisor has seen by itself. Another rank then finds its connection closed, in words of the program's own;
 # without such a death they may be the cause, as where a dataset could not be fetched.
 _DEATHS = frozenset({CauseKind.SIGNAL, CauseKind.MEMORY, CauseKind.HOST_MEMORY, CauseKind.GPU_MEMORY, CauseKind.NODE})

@@ -227,6 +227,15 @@ def by_slurm_alone(death: Cause | None, ours: Ours) -> Cause | None:
     return death if taken and ours.job else None
 
 
+def taken_away(output: str, ours: Ours) -> Cause | None:
+    """Return why Slurm ended this very job, by its own line: the time limit, or scancel. Its signal may reach the command's
+    processes before us: a job script whose program has died of it goes on to its end, and leaves with 0."""
+    found = next((one for one in _ENDED_JOB.finditer(output) if ours.job and ours.has_step(one["job"])), None)
+    if found is None:
+        return None
+    return Cause(CauseKind.TIME_LIMIT) if found["limit"] else Cause(CauseKind.CANCELLED, signal=int(signal.SIGTERM))
+
+
 def after_the_warning(why: Cause) -> Cause:
     """Return the cause of an end after Slurm's warning was caught in the command, where ``why`` is all that is known of it."""
     if why.kind is CauseKind.REQUEUED:
@@ -385,6 +394,9 @@ _OOM = re.compile(
 _DUE_TO = re.compile(
     rf"^{_STEPD}\*\*\* (?:JOB|STEP) (?P<step>\S+) .*CANCELLED AT \S+ DUE (?:TO|to) (?P<why>[A-Z][A-Za-z0-9 ]+?)(?:,| \*\*\*)",
     re.M,
+)
+_ENDED_JOB = re.compile(
+    rf"^{_STEPD}\*\*\* JOB (?P<job>\S+) ON \S+ CANCELLED AT \S+(?P<limit> DUE TO TIME LIMIT)? \*\*\*", re.M
 )
 _NO_CAUSE = ("TASK FAILURE", "SIGNAL ")  # the task's own line explains the first; the second is scancel's
 # torchrun's agent always exits with 1; this block names the cause

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.host import processes
-from ftsupervise.rundir.switches import KILL
+from ftsupervise.rundir.switches import KILL, read_brake
 from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import SupervisedRun, alive
 
@@ -214,6 +214,15 @@ def test_a_job_that_is_cancelled_within_its_warning_has_not_met_its_time_limit(
     one.send_signal(signal.SIGTERM)
     one.wait(30)
     assert run.attempts()[0].words == words
+
+
+def test_a_job_script_that_goes_on_to_its_end_after_the_time_limit_has_not_finished(run: SupervisedRun) -> None:
+    """Slurm ends its program first, the script leaves with 0, and only then we are told."""
+    line = "slurmstepd-node-0: error: *** JOB 5 ON node-0 CANCELLED AT 2026-11-21T08:00:00 DUE TO TIME LIMIT ***"
+    one = run.start("sh", "-c", f"echo '{line}' >&2; echo end", SLURM_JOB_ID="5")
+    one.wait(30)
+    assert run.attempts()[0].words == "time limit" and read_brake(run.rundir) is None
+    assert run.attempts()[0].then.endswith("the job ends soon: the next member, if any, takes over")
 
 
 def test_what_does_not_leave_is_killed_after_the_grace_with_all_it_started(

@@ -22,6 +22,7 @@ from ftsupervise.run.exit_analysis import (
     first_event,
     last_exits,
     same_rank,
+    taken_away,
 )
 from ftsupervise.scheduler import deadline_from_environment, parse_end_time
 
@@ -80,6 +81,22 @@ def test_a_program_that_leaves_with_0_before_we_are_told_has_not_ended_by_itself
     ours = Ours(job)
     found = by_slurm_alone(first_death(f"slurmstepd-node-0: error: *** {line} ***\n", ours), ours)
     assert (found and found.kind) == kind
+
+
+@pytest.mark.parametrize(
+    ("line", "job", "words"),
+    [
+        ("slurmstepd-node-0: error: *** JOB 5 ON node-0 CANCELLED AT 2026-11-21T08 DUE TO TIME LIMIT ***", "5", "time limit"),
+        ("[2026-11-21T08:00:00.1] error: *** JOB 5 ON n CANCELLED AT 2026-11-21T08 DUE TO TIME LIMIT ***", "5", "time limit"),
+        ("slurmstepd: error: *** JOB 5 ON n CANCELLED AT 2026-11-21T08:00:00 ***", "5", "cancelled or preempted (SIGTERM)"),
+        ("slurmstepd: error: *** JOB 6 ON n CANCELLED AT 2026-11-21T08:00:00 ***", "5", ""),
+        ("slurmstepd: error: *** STEP 5.0 ON n CANCELLED AT 2026-11-21T08:00:00 ***", "5", ""),
+        ("slurmstepd: error: *** JOB 5 ON n CANCELLED AT 2026-11-21T08:00:00 DUE TO TIME LIMIT ***", "", ""),
+    ],
+)  # fmt: skip
+def test_slurm_s_own_line_says_that_it_has_ended_the_job(line: str, job: str, words: str) -> None:
+    found = taken_away(f"step 3\n{line}\nTerminated\nend\n", Ours(job))
+    assert (found.words() if found is not None else "") == words
 
 
 @pytest.mark.parametrize(
