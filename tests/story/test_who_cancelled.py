@@ -94,7 +94,7 @@ def test_the_table_the_report_and_programs_say_the_same(tmp_path: Path) -> None:
     assert "attempt 2 ended: cancelled by root (SIGTERM)" in place.says("status").split("STATUS")[1]
     assert json.loads(place.says("status", root, "--json"))["why"].endswith("cancelled by root (SIGTERM)")
     report = place.says("report", root, "--markdown")
-    assert "| 2 | cancelled: by root (SIGTERM) |" in report and "| 1 | cancelled or preempted: (SIGTERM) |" in report
+    assert "| 2 | cancelled by root (SIGTERM) |" in report and "| 1 | cancelled or preempted (SIGTERM) |" in report
 
 
 def test_the_page_of_a_week_says_it_too_and_asks_once_for_all_its_runs(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_the_page_of_a_week_says_it_too_and_asks_once_for_all_its_runs(tmp_path:
     sacct(place, f"echo >> {tmp_path}/asked; echo '88_1|CANCELLED by 0'")
     page = tmp_path / "week.html"
     said = place.says("report", "--week", "--markdown", str(place.rundir.root))
-    assert "cancelled: by root (SIGTERM)" in said, said
+    assert "cancelled by root (SIGTERM)" in said, said
     asked = len((tmp_path / "asked").read_text().splitlines())
     assert asked == 2, "the overview asks once, the page once"
     place.says("report", "--week", "-o", str(page), str(place.rundir.root))
