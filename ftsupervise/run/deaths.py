@@ -329,7 +329,8 @@ class DeathsSeen:
         unasked = not stop_signal and stopped is None
         if now.warned and now.heard and (unasked or why.kind is CauseKind.REQUEUED):
             why = after_the_warning(why)
-        if not code and why == Cause(CauseKind.EXIT, code=0):
+        by_sigterm = why.kind in (CauseKind.EXIT, CauseKind.SIGNAL) and why.killed_by == signal.SIGTERM
+        if unasked and (why == Cause(CauseKind.EXIT, code=0) or by_sigterm):
             why = exit_analysis.taken_away(self.output.lately() or "", ours) or why
         if code in (126, 127) and not begun:
             why = Cause(CauseKind.NO_START, code=code)

@@ -225,6 +225,14 @@ def test_a_job_script_that_goes_on_to_its_end_after_the_time_limit_has_not_finis
     assert run.attempts()[0].then.endswith("the job ends soon: the next member, if any, takes over")
 
 
+def test_a_command_that_dies_of_scancel_before_we_are_told_has_not_failed(run: SupervisedRun) -> None:
+    line = "slurmstepd-node-0: error: *** JOB 5 ON node-0 CANCELLED AT 2026-11-21T08:00:00 ***"
+    one = run.start("sh", "-c", f"echo '{line}' >&2; kill -TERM $$", SLURM_JOB_ID="5")
+    one.wait(30)
+    (only,) = run.attempts()
+    assert only.words == "cancelled or preempted (SIGTERM)" and only.failure is None
+
+
 def test_what_does_not_leave_is_killed_after_the_grace_with_all_it_started(
     run: SupervisedRun, until: Until, tmp_path: Path
 ) -> None:
