@@ -274,7 +274,8 @@ class RunningCommand:
                 if self._gone_within(_RANKS_GONE if everywhere else _SRUN_GONE):  # srun reports their end and exits
                     return
                 processes.send(processes.sruns(self._ours()), signal.SIGTERM)
-                if self._gone_within(_STRAGGLERS if everywhere else _SRUN_GONE):
+                # Slurm kills us too a few seconds after the grace, and the end is to be on record by then
+                if self._gone_within(_STRAGGLERS if everywhere and not self.now.by else _SRUN_GONE):
                     return
         for _ in range(10):  # until no new process is found: they may fork meanwhile
             if not processes.send(self._ours(), signal.SIGKILL):

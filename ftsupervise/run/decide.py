@@ -33,6 +33,7 @@ _MOST_DELAY = 300.0
 _TOTAL = 4  # this many times the budget of different failures without progress is no better than the same one
 _PATIENT = {FailureKind.NODE: 10}  # kinds whose budget is larger, because time cures them
 _LIVED = 600.0  # seconds: an attempt whose steps are unknown has made progress when it ran for this long
+_WORKED = 60.0  # seconds: a command that left with 0 after that may have done its work
 _MEMBERS = 3  # in a row may be used up without progress, where no budget allows more
 TOO_SHORT = "the time limit is too short for the start"
 _ANY_NUMBER = 1_000_000
@@ -174,12 +175,17 @@ def _decide(situation: Situation, budgets: Budgets) -> RestartDecision:
     if last.resumed is not None and last.resumed.refused and last.failure is not None:
         return _stop("it cannot go on from what it has saved", 1, [last], last.resumed.refused)
     if last.failure is None:
-        if situation.asks and may_be_finished(last):
-            lived = f"after {show_duration(round(_lived(last)))}, and nothing says that it is finished"
-            return RestartDecision(NextAction.STOP, lived, times=1, failure=LEFT)
+        asks = situation.asks and not any(_guarded(one) for one in situation.attempts)
+        if asks and may_be_finished(situation.attempts):
+            lived = _lived(last)
+            after = show_duration(round(lived) if lived >= 1 else round(lived, 1))
+            why = f"after {after}, and nothing says that it is finished"
+            return RestartDecision(NextAction.STOP, why, times=1, failure=LEFT)
         idle = idle_streak(situation.attempts)
         if budgets.same_failure and len(idle) >= budgets.same_failure:
-            return _stop(f"{_times(len(idle))} in a row without a step or a new checkpoint", len(idle), idle, IDLE)
+            why = f"{_times(len(idle))} in a row without a step or a new checkpoint"
+            held = _stop(why, len(idle), idle, IDLE)
+            return replace(held, failure=LEFT, detail="") if asks else held
         return RestartDecision(NextAction.LEAVE, "the command has ended by itself")
     failure = last.failure
     by_loss = last.trouble is not None and last.trouble.stops and failure.kind is FailureKind.NUMBERS
@@ -267,11 +273,20 @@ def idle_streak(attempts: Sequence[Attempt]) -> list[Attempt]:
     return streak[::-1]
 
 
-def may_be_finished(one: Attempt) -> bool:
-    """Return whether a command without the guard has left with 0 by itself, and may have trained."""
-    trained = one.last_step is not None or one.written is not None or one.percent is not None
-    trained = trained or _lived(one) >= _LIVED
-    return one.cause == Cause(CauseKind.EXIT, code=0) and one.source != GUARD and one.resumed is None and trained
+def may_be_finished(attempts: Sequence[Attempt]) -> bool:
+    """Return whether the last attempt has left with 0 by itself, and it or one before it may have trained: a script that finds
+    its work done leaves at once."""
+    last = attempts[-1]
+    return last.cause == Cause(CauseKind.EXIT, code=0) and (_lived(last) >= _WORKED or any(map(_trained, attempts)))
+
+
+def _trained(one: Attempt) -> bool:
+    shown = one.last_step is not None or one.written is not None or one.percent is not None
+    return shown or (one.failure is None and _lived(one) >= _LIVED)
+
+
+def _guarded(one: Attempt) -> bool:
+    return one.source == GUARD or one.resumed is not None
 
 
 def _stop(why: str, times: int, alike: Sequence[Attempt], detail: str = "") -> RestartDecision:
@@ -304,10 +319,18 @@ def used_up(attempts: Sequence[Attempt], anew: Collection[int] = ()) -> list[Att
             spent.clear()
             if _gained(one):
                 moved.add(one.job_id)
+        if one.failure is None and one.number not in anew and _has_left_something(one):
+            spent.clear()
+            moved.add(one.job_id)
         if one.job_id and one.job_id not in moved and (_counts(one) or (one.number in anew and not _asked(one))):
             spent.pop(one.job_id, None)
             spent[one.job_id] = one
     return list(spent.values())
+
+
+def _has_left_something(one: Attempt) -> bool:
+    """Return whether a script without a guard wrote a checkpoint in it whose name has no step, by which it could be compared."""
+    return one.written is not None and one.written.step is None
 
 
 def _asked(one: Attempt) -> bool:
