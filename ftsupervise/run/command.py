@@ -22,7 +22,7 @@ from ftsupervise.host.in_time import in_time
 from ftsupervise.host.signals import STOP
 from ftsupervise.model import Attempt, Cause, CauseKind, Reached
 from ftsupervise.ranks.hang_monitor import HangMonitor, cause_of
-from ftsupervise.run.deaths import LISTEN, READ, DeathsSeen, EndSigns
+from ftsupervise.run.deaths import LISTEN, NEAR_END, READ, DeathsSeen, EndSigns
 from ftsupervise.run.exit_analysis import CommandSpec, RanksKilled
 from ftsupervise.run.fencing import RunDirWatcher
 from ftsupervise.run.job_end import Announcement
@@ -48,6 +48,7 @@ _STARTS = 60.0
 _LOOK = 2.0  # seconds between two looks at those
 _TWICE = 0.5  # seconds: a second interrupt that comes sooner is the first one, for our whole process group
 _KILL_WAIT = 0.5  # seconds for Slurm to say how long it waits
+_MOMENT = 0.3  # seconds in which our own signal may come behind the end that it has brought
 _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that did not stop when asked
 _ON = (AttemptState.RUNNING, AttemptState.WARNED)  # the command is not being ended
 
@@ -147,6 +148,28 @@ class RunningCommand:
         for number in self.asked.signals.wait(0):
             self._on_signal(number)
         self._judge_the_announcement(READ)
+        if self.now.kill_at is None and self.now.code is not None:
+            self._hear_of_the_end(by_sigterm=self.now.code in (-signal.SIGTERM, 128 + signal.SIGTERM))
+
+    def _hear_of_the_end(self, *, by_sigterm: bool) -> None:
+        """Listen for a moment where what has ended may have been told to leave before us, and ask Slurm whether the job ends.
+
+        Slurm signals all processes of a job one after the other. No other end waits for this, but for one with 0: a shell goes on
+        behind a program that was killed.
+        """
+        near = self.asked.job.at is not None and time.time() > self.asked.job.at - NEAR_END
+        if not (by_sigterm or near or not self.now.code):
+            return
+        asked = Announcement(self.asked.job, None, time.monotonic()) if by_sigterm or near else None
+        if asked is not None:
+            asked.was_the_end()  # it is asked meanwhile
+        until = time.monotonic() + _MOMENT
+        while not self.now.by and (rest := until - time.monotonic()) > 0:
+            for number in self.asked.signals.wait(rest):
+                self._on_signal(number)
+        self._judge_the_announcement(READ)
+        if not self.now.by and asked is not None and asked.was_the_end(READ):
+            self._on_stop(signal.SIGTERM)
 
     def _died_at(self) -> float:
         return self.now.died_at or time.monotonic()
@@ -191,7 +214,11 @@ class RunningCommand:
             late = f"the command did not stop within {self.asked.options.stop_within:g} s"
             self._end_it(Cause(CauseKind.KILL_SWITCH, text=late))
             return
-        death = self.deaths.reported(warned=self.now.warned) or self.deaths.confirmed()
+        death, state = self.deaths.reported(warned=self.now.warned) or self.deaths.confirmed(), self.now.state
+        if death is not None and death.killed_by == signal.SIGTERM:
+            self._hear_of_the_end(by_sigterm=True)
+            if self.now.state is not state:
+                return
         if death is not None and self.left.observes(RANKS):
             self.left.note(RANKS, "ended the other ranks, to start again in place", death.words())
         elif death is not None:
@@ -373,7 +400,8 @@ class RunningCommand:
         kill_at = since + grace
         self._move(AttemptEvent.STOP, by=number, kill_at=kill_at)
         self.asked.signals.stopped_at = self.asked.signals.stopped_at or since
-        self.say(f"{signal_name(number)}: passed on to the command; SIGKILL in {grace:g} s for the rest")
+        passed = "the command has ended" if self.now.code is not None else "passed on to the command"
+        self.say(f"{signal_name(number)}: {passed}; SIGKILL in {grace:g} s for the rest")
         self._write_the_warning(_at(number), number)
 
     def _write_the_warning(self, why: str, number: int = 0) -> None:

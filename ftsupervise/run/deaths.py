@@ -210,7 +210,7 @@ def _ranks(text: str) -> set[int]:
 
 # ------------------------------------------------------------------------------------------
 
-_NEAR_END = 60.0  # Slurm's limit loop is up to this early or late
+NEAR_END = 60.0  # Slurm's limit loop is up to this early or late
 LISTEN = 0.1  # seconds between two reads of srun's output; the agents report deaths at once
 _WORD = 0.2  # seconds for an agent's word on a rank that srun says has ended by itself
 _SILENT = 1.5  # intervals of an agent without a word, after which it has fallen silent
@@ -323,7 +323,7 @@ class DeathsSeen:
             finished=rundir.has_finished(),
             stopped=stopped,
             stop_signal=stop_signal,
-            past_end=self.asked.job.at is not None and time.time() > self.asked.job.at - _NEAR_END,
+            past_end=self.asked.job.at is not None and time.time() > self.asked.job.at - NEAR_END,
             death=death,
             first=first,
         )
