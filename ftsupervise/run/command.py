@@ -297,12 +297,12 @@ class RunningCommand:
         if processes.sruns(self._ours()):
             killed = self.asked.kill_ranks()
             if killed is not RanksKilled.BUT_LOST:  # else srun would wait for the lost nodes as long as Slurm does
-                everywhere = killed is RanksKilled.ALL
+                # Slurm kills us too a few seconds after the grace: the end is to be on record by then
+                everywhere = killed is RanksKilled.ALL and not self.now.by
                 if self._gone_within(_RANKS_GONE if everywhere else _SRUN_GONE):  # srun reports their end and exits
                     return
                 processes.send(processes.sruns(self._ours()), signal.SIGTERM)
-                # Slurm kills us too a few seconds after the grace, and the end is to be on record by then
-                if self._gone_within(_STRAGGLERS if everywhere and not self.now.by else _SRUN_GONE):
+                if self._gone_within(_STRAGGLERS if everywhere else _SRUN_GONE):
                     return
         for _ in range(10):  # until no new process is found: they may fork meanwhile
             if not processes.send(self._ours(), signal.SIGKILL):

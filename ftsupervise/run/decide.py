@@ -25,7 +25,7 @@ from ftsupervise.checkpoints.divergence import go_back
 from ftsupervise.checkpoints.suspicion import suspect
 from ftsupervise.config.supervisor import default
 from ftsupervise.model import GUARD, Attempt, Cause, CauseKind, FailureKind
-from ftsupervise.rundir.starting_over import ADVICE, NOT_RESUMED, must_hold, starts_over
+from ftsupervise.rundir.starting_over import ADVICE, NOT_RESUMED, NOT_SEEN_TO_RESUME, must_hold, starts_over
 from ftsupervise.rundir.switches import LEFT
 from ftsupervise.units import show_duration
 
@@ -143,6 +143,10 @@ def stop_before(
     if all(one.number in {each.attempt for each in again} for one in spent):
         why = f"{len(spent)} members in a row began anew: {again[-1].words()}; {again[-1].why('')}"
         return RestartDecision(NextAction.STOP, why, times=len(spent), failure=NOT_RESUMED, detail=ADVICE)
+    last = spent[-1].written
+    if last is not None and all(one.written is not None and one.written.by_job for one in spent):
+        why = f"{len(spent)} members in a row saved each into a folder of its own job's number, the last one {last.path}"
+        return RestartDecision(NextAction.STOP, why, times=len(spent), failure=NOT_SEEN_TO_RESUME, detail=ADVICE)
     if all(one.failure is None and one.kind in _AT_THE_END for one in spent):
         lived = min(_lived(one) for one in spent) if warned_after is None else warned_after
         ready = [one.ready for one in spent if one.ready is not None]
@@ -330,7 +334,7 @@ def used_up(attempts: Sequence[Attempt], anew: Collection[int] = ()) -> list[Att
 
 def _has_left_something(one: Attempt) -> bool:
     """Return whether a script without a guard wrote a checkpoint in it whose name has no step, by which it could be compared."""
-    return one.written is not None and one.written.step is None
+    return one.written is not None and one.written.step is None and not one.written.by_job
 
 
 def _asked(one: Attempt) -> bool:

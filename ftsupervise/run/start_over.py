@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import threading
 import time
@@ -56,6 +57,7 @@ class ScriptPlace(NamedTuple):
     checkpoints: Path
     command: tuple[str, ...]
     attempt: Path | None = None  # of ours, by which the run directory is told from another that is put in its place
+    job: str = ""  # its number
 
     def folders(self) -> list[Path]:
         """Return the folders to search: that of the checkpoints, those that the command names, the working folder. No training
@@ -131,11 +133,21 @@ def note_written(place: ScriptPlace, one: Attempt) -> LeftCheckpoint | None:
             key="checkpoints of a script",
         )
         if isinstance(found, LeftCheckpoint):
+            found = _of_its_job(found, place.job)
             write_page(place.rundir.attempt(one.number), found)
             return found
     except (OSError, TimeoutError):  # the search is a hint
         pass
     return None
+
+
+def _of_its_job(found: LeftCheckpoint, job: str) -> LeftCheckpoint:
+    """Return it without the step that is the number of its job, and with the word that its folder has that number."""
+    path = Path(found.path)
+    folders = path.parts if path.is_dir() else path.parent.parts
+    if not job or not any(re.search(rf"(?<!\d){job}(?!\d)", name) for name in folders):
+        return found
+    return found._replace(by_job=True, step=None if found.step == int(job) else found.step)
 
 
 def of_this_launch(rundir: RunDir, before: int | None = None) -> list[Attempt]:

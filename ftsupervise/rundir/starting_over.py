@@ -16,6 +16,7 @@ from ftsupervise.rundir.switches import counts_from
 from ftsupervise.truth import LeftCheckpoint, show_percent_points
 
 NOT_RESUMED = "it does not resume"
+NOT_SEEN_TO_RESUME = "it was not seen to resume"
 ADVICE = "launch: {resume: '--your-flag {checkpoint}'} adds a flag when there is something to go on from"
 _NEAR = 0.02  # share of what was reached: so close to the beginning is the beginning
 _FEW = 3  # steps that are made again are no start over

@@ -13,7 +13,7 @@ import pytest
 from ftsupervise.checkpoints.written import find_written
 from ftsupervise.model import GUARD, NOBODY, OUTPUT, Attempt, Cause, CauseKind, Failure, FailureKind
 from ftsupervise.run.decide import Budgets, NextAction, Situation, decide, stop_before
-from ftsupervise.run.start_over import ScriptPlace, keep_before, newest_left, resumption
+from ftsupervise.run.start_over import ScriptPlace, keep_before, newest_left, note_written, resumption
 from ftsupervise.rundir.attempt_pages import EndPage, StartPage, write_page
 from ftsupervise.rundir.heartbeat_page import write_beat
 from ftsupervise.rundir.paths import RunDir
@@ -197,6 +197,24 @@ def test_members_that_each_saved_are_not_used_up_though_no_step_was_read(kind: C
     assert stop_before([*unsaved[:2], attempts[2], unsaved[3]], Budgets()) is None, "not in a row"
     same = [one._replace(written=LeftCheckpoint("out/ckpt-5.pt", 5)) for one in unsaved]
     assert stop_before(same, Budgets()) is not None, "its name says that none came further"
+
+
+def test_a_folder_of_the_job_s_number_is_no_progress_and_no_step(tmp_path: Path) -> None:
+    """Its numbers grow with each job, and each began at epoch 0."""
+    rundir, attempts = RunDir(tmp_path / "run"), list[Attempt]()
+    begun = datetime.now(timezone.utc) - timedelta(minutes=3)
+    for number, job in enumerate((118, 144, 184), 1):
+        (tmp_path / "checkpoints" / str(job)).mkdir(parents=True)
+        (tmp_path / "checkpoints" / str(job) / "state.pth").write_text("w")
+        rundir.attempt(number).mkdir(parents=True)
+        one = Attempt(number, f"117_{number}", begun, ended=datetime.now(timezone.utc), source=OUTPUT)
+        place = ScriptPlace(rundir, tmp_path / "checkpoints", ("true",), None, str(job))
+        written = note_written(place, one)
+        assert written is not None and written.step is None and written.by_job
+        attempts.append(one._replace(cause=Cause(CauseKind.TIME_LIMIT), written=written))
+    found = stop_before(attempts, Budgets())
+    assert found is not None and found.failure == "it was not seen to resume"
+    assert f"a folder of its own job's number, the last one {tmp_path}/checkpoints/184" in found.why
 
 
 def test_a_file_of_weights_whose_name_has_no_ending_is_a_checkpoint(tmp_path: Path) -> None:
