@@ -8,11 +8,13 @@ Progress is a later place to resume from than any before: the newest checkpoint 
 the first step of an attempt. A run that makes progress between its failures goes on for ever. An attempt that has set a
 checkpoint aside begins from another state, and gets its own chance.
 
-A command that leaves with 0 has not failed, and the next member goes on. Where it does so again and again at once, without a
-step or a checkpoint, it is a failure that hides (``|| true``, a wrong path), and is counted as one.
+A command that leaves with 0 has not failed, and the next member goes on; without a guard a person is asked whether it is
+finished. Where it does so again and again at once, without a step or a checkpoint, it is a failure that hides (``|| true``, a
+wrong path), and is counted as one.
 
 Whatever ends them, no more than three members in a row are used up without progress: ``used_up`` counts members, not failures,
-those too whose end nobody wrote down. What somebody asked for (cancelled, preempted, kill switch) counts neither way.
+those too whose end nobody wrote down. What somebody asked for (cancelled, preempted, kill switch) counts neither way. A member
+whose script has left a checkpoint of no known step was not used up: nothing says that it came no further.
 """
 
 from __future__ import annotations
@@ -145,7 +147,9 @@ def stop_before(
         return RestartDecision(NextAction.STOP, why, times=len(spent), failure=NOT_RESUMED, detail=ADVICE)
     last = spent[-1].written
     if last is not None and all(one.written is not None and one.written.by_job for one in spent):
-        why = f"{len(spent)} members in a row saved each into a folder of its own job's number, the last one {last.path}"
+        why = (
+            f"{len(spent)} members in a row saved each into a folder of its own job's number, the last one {last.path}"
+        )
         return RestartDecision(NextAction.STOP, why, times=len(spent), failure=NOT_SEEN_TO_RESUME, detail=ADVICE)
     if all(one.failure is None and one.kind in _AT_THE_END for one in spent):
         lived = min(_lived(one) for one in spent) if warned_after is None else warned_after
@@ -183,12 +187,11 @@ def _decide(situation: Situation, budgets: Budgets) -> RestartDecision:
         if asks and may_be_finished(situation.attempts):
             lived = _lived(last)
             after = show_duration(round(lived) if lived >= 1 else round(lived, 1))
-            why = f"after {after}, and nothing says that it is finished"
-            return RestartDecision(NextAction.STOP, why, times=1, failure=LEFT)
+            unsaid = f"after {after}, and nothing says that it is finished"
+            return RestartDecision(NextAction.STOP, unsaid, times=1, failure=LEFT)
         idle = idle_streak(situation.attempts)
         if budgets.same_failure and len(idle) >= budgets.same_failure:
-            why = f"{_times(len(idle))} in a row without a step or a new checkpoint"
-            held = _stop(why, len(idle), idle, IDLE)
+            held = _stop(f"{_times(len(idle))} in a row without a step or a new checkpoint", len(idle), idle, IDLE)
             return replace(held, failure=LEFT, detail="") if asks else held
         return RestartDecision(NextAction.LEAVE, "the command has ended by itself")
     failure = last.failure
@@ -333,7 +336,7 @@ def used_up(attempts: Sequence[Attempt], anew: Collection[int] = ()) -> list[Att
 
 
 def _has_left_something(one: Attempt) -> bool:
-    """Return whether a script without a guard wrote a checkpoint in it whose name has no step, by which it could be compared."""
+    """Return whether a script without a guard wrote a checkpoint in it whose name has no step to compare."""
     return one.written is not None and one.written.step is None and not one.written.by_job
 
 

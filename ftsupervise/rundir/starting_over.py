@@ -165,6 +165,21 @@ def began_again(attempts: Sequence[Attempt]) -> PercentOver | None:
     return PercentOver(number, mine.first, best[0], best[1].last)
 
 
+def saves_elsewhere(attempts: Sequence[Attempt]) -> str:
+    """Return, as a sentence, that the two newest attempts that saved did so each into a folder of its own job's number, where
+    no step says whether the later one went on; "" otherwise."""
+    if any(one.first_step is not None or one.resumed is not None for one in attempts):
+        return ""
+    last = [(one.number, one.written) for one in attempts if one.written is not None][-2:]
+    if len(last) < 2 or not all(left.by_job for _, left in last) or last[0][1].path == last[1][1].path:
+        return ""
+    (before, old), (number, new) = last
+    return (
+        f"attempt {number} saved into {new.path}, a folder of its own job's number, and attempt {before} into {old.path}: "
+        f"{NOT_SEEN_TO_RESUME}"
+    )
+
+
 def since_a_person(attempts: Sequence[Attempt], rundir: RunDir) -> list[Attempt]:
     """Return the attempts that count: a person who launches again, or releases the brake, has looked. Raises OSError."""
     first, last = counts_from(rundir), launches(rundir, most=1)

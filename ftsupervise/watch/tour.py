@@ -605,7 +605,9 @@ def _begin(
     gap = "" if before.ended is None else f" {show_duration(_stood(before.ended, attempt))} after"
     step = f" at step {before.last_step}" if before.last_step is not None else ""
     ended = f"attempt {before.number} ended{step} ({before.why() or 'cause unknown'})"
-    text = f"attempt {attempt.number} ({where}) {does} step {attempt.first_step}{f',{gap}' if gap else ':'} {ended}{lost}"
+    text = (
+        f"attempt {attempt.number} ({where}) {does} step {attempt.first_step}{f',{gap}' if gap else ':'} {ended}{lost}"
+    )
     dedup, quick = f"resumed-{attempt.number}", _is_quick(before, attempt)
     return [happened(event, dedup, attempt.started, text, attempt=attempt.number, quick=quick)]
 

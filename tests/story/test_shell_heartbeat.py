@@ -270,10 +270,10 @@ def test_who_told_the_steps_is_known_of_an_attempt_whose_end_nobody_wrote(tmp_pa
     for folder in (rundir.beats, rundir.attempt(1)):
         folder.mkdir(parents=True)
     table, state = RankTable(b""), RankState(0, "here", 5, "train", 0.0, 0.0, 0.0, 1)
-    for read, source in ((True, OUTPUT), (False, GUARD)):
+    for read, teller in ((True, OUTPUT), (False, GUARD)):
         table.put([state._replace(read=read)], [], Tally(first=1, last=5))
         page = seen_by(table)
-        assert page is not None and reached(rundir, 1, page).source == source
+        assert page is not None and reached(rundir, 1, page).source == teller
 
 
 @pytest.mark.fault(

@@ -48,7 +48,7 @@ def test_a_run_goes_on_when_it_has_made_its_first_step_and_not_when_its_program_
 
 
 def test_what_begins_at_its_first_step_does_not_go_on() -> None:
-    """Its steps were read for a moment only, so no start over was seen: "goes on from step 1", and it had gone on from nothing."""
+    """Its steps were read for a moment only, so no start over was seen: "goes on from step 1", from nothing."""
     began = attempt(2, first=1, last=None, minutes=6)._replace(source=OUTPUT)
     told = events([attempt(1, "time limit", first=None, last=None), began], finished_at=None)
     assert [event.event for event in told] == [EventKind.STARTED, EventKind.STARTED]
