@@ -154,8 +154,8 @@ class RunningCommand:
     def _hear_of_the_end(self, *, by_sigterm: bool) -> None:
         """Listen for a moment where what has ended may have been told to leave before us, and ask Slurm whether the job ends.
 
-        Slurm signals the processes of a job one after the other. No other end waits for this but one with 0: a shell goes on behind
-        a program that was killed.
+        Slurm signals the processes of a job one after the other. No other end waits for this but one with 0: a shell goes on
+        behind a program that was killed.
         """
         near = self.asked.job.at is not None and time.time() > self.asked.job.at - NEAR_END
         if not (by_sigterm or near or not self.now.code):
