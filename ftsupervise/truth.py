@@ -243,6 +243,7 @@ class LeftCheckpoint(NamedTuple):
     size: int = 0
     kept: Annotated[str, 4096] = ""  # "": it was not kept
     how: Annotated[str, 300] = ""  # in which way, or why not
+    by_job: bool = False  # it lies in a folder that has the number of its job in its name: the next job's is another
 
 
 class TornSave(NamedTuple):

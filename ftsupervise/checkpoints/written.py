@@ -169,6 +169,8 @@ def folders_below(
 def _like_a_checkpoint(folder: str, name: str) -> bool:
     if name.endswith(_SURE):
         return True
+    if "." not in name and step_of(name) is not None:  # model_38
+        return any(word in name.lower() for word in _WORDS)
     return name.endswith(_PERHAPS) and (
         step_of(folder) is not None or any(word in f"{folder}/{name}".lower() for word in _WORDS)
     )

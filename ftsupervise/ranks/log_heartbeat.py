@@ -38,7 +38,7 @@ _NUMBER = 4096  # bytes of a file whose content may be a step
 
 _STARTING = "start"  # the phase of a command that has shown nothing yet
 _SOURCE = "launch.heartbeat"  # a fact of its beats
-_OF_A_STEP = ("first", "first_at", "epoch", "last_step")  # facts that go with it
+_OF_A_STEP = ("first", "first_at", "active_at", "epoch", "last_step")  # facts that go with it
 _GRACE = 30.0  # seconds before a sign of life is a beat, where nobody asked: the guard may report by then
 _WINDOW = 10.0  # seconds over which processes count as idle
 _IDLE = 0.05  # share of a core

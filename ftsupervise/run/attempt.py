@@ -347,6 +347,7 @@ def _answer(words: tuple[str, ...], env: Mapping[str, str]) -> str:
 
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _TOLD = (3.0, 10.0)  # seconds for the agents to pass a signal on; here it may be a process of its own
+_KILLED = 0.5  # seconds for processes here to die of SIGKILL
 _GONE_AT_ONCE = 0.1  # seconds for the agent of a node whose slurmd is gone to finish a kill
 
 
@@ -484,7 +485,8 @@ def _where(to: Services) -> dict[str, str]:
 def place_of(to: Services, number: int) -> start_over.ScriptPlace:
     """Return where the command of our attempt ``number`` may save."""
     folder = Path(_where(to)[ENV_CHECKPOINT_DIR]).absolute()
-    return start_over.ScriptPlace(to.options.rundir, folder, to.options.command, to.options.rundir.attempt(number))
+    mine, job = to.options.rundir.attempt(number), to.env.get("SLURM_JOB_ID", "")
+    return start_over.ScriptPlace(to.options.rundir, folder, to.options.command, mine, job if job.isdigit() else "")
 
 
 def _claim(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> Claim | None:
@@ -702,6 +704,9 @@ def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> RanksKille
     left = set(nodes or to.allocation.nodes)
     asked = to.allocation.ask_silent() if to.agents.remote else None
     left -= to.agents.kill(mine.folder, sorted(left), _GONE_AT_ONCE if asked else AT_ONCE)
+    if left == {_here(to)}:  # a job that ends gets no step any more
+        _kill_here(mine)
+        left.clear()
     if left and asked and not left <= asked(0):  # the answer of a node that is well may take longer
         left -= to.agents.kill(mine.folder, sorted(left), AT_ONCE - _GONE_AT_ONCE)
     if not left:
@@ -734,6 +739,17 @@ def _tell_ranks(to: Services, folder: Path, nodes: tuple[str, ...], foreign: fro
         left -= answers.keys()
     if left or not told:
         to.allocation.tell_ranks(number, foreign, to.options.rundir.attempts)
+
+
+def _kill_here(mine: Claim) -> None:
+    """Send SIGKILL to the attempt's processes on this host; not to srun, which reports their end."""
+
+    def ranks() -> list[processes.Process]:
+        there = processes.marked(ENV_ATTEMPT_DIR).get(str(mine.folder), [])
+        sruns = processes.sruns([one.pid for one in there])
+        return [one for one in there if one.pid not in sruns]
+
+    processes.end_all(ranks, _KILLED)
 
 
 def _follower(to: Services, now: RunProgress) -> LogFollower:

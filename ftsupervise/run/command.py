@@ -29,7 +29,7 @@ from ftsupervise.run.job_end import Announcement
 from ftsupervise.run.left_alone import LeftAlone
 from ftsupervise.run.progress_pages import seen_by
 from ftsupervise.run.states import AttemptEvent, AttemptProgress, AttemptState, OpenWarning
-from ftsupervise.rundir.ledger import reached
+from ftsupervise.rundir.ledger import NEAR_END, reached
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, shown, tell, warn
 from ftsupervise.rundir.progress import read_progress
 from ftsupervise.scheduler.parse import is_srun
@@ -48,6 +48,7 @@ _STARTS = 60.0
 _LOOK = 2.0  # seconds between two looks at those
 _TWICE = 0.5  # seconds: a second interrupt that comes sooner is the first one, for our whole process group
 _KILL_WAIT = 0.5  # seconds for Slurm to say how long it waits
+_MOMENT = 0.3  # seconds in which our own signal may come behind the end that it has brought
 _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that did not stop when asked
 _ON = (AttemptState.RUNNING, AttemptState.WARNED)  # the command is not being ended
 
@@ -147,6 +148,28 @@ class RunningCommand:
         for number in self.asked.signals.wait(0):
             self._on_signal(number)
         self._judge_the_announcement(READ)
+        if self.now.kill_at is None and self.now.code is not None:
+            self._hear_of_the_end(by_sigterm=self.now.code in (-signal.SIGTERM, 128 + signal.SIGTERM))
+
+    def _hear_of_the_end(self, *, by_sigterm: bool) -> None:
+        """Listen for a moment where what has ended may have been told to leave before us, and ask Slurm whether the job ends.
+
+        Slurm signals the processes of a job one after the other. No other end waits for this but one with 0: a shell goes on
+        behind a program that was killed.
+        """
+        near = self.asked.job.at is not None and time.time() > self.asked.job.at - NEAR_END
+        if not (by_sigterm or near or not self.now.code):
+            return
+        asked = Announcement(self.asked.job, None, time.monotonic()) if by_sigterm or near else None
+        if asked is not None:
+            asked.was_the_end()  # it is asked meanwhile
+        until = time.monotonic() + _MOMENT
+        while not self.now.by and (rest := until - time.monotonic()) > 0:
+            for number in self.asked.signals.wait(rest):
+                self._on_signal(number)
+        self._judge_the_announcement(READ)
+        if not self.now.by and asked is not None and asked.was_the_end(READ):
+            self._on_stop(signal.SIGTERM)
 
     def _died_at(self) -> float:
         return self.now.died_at or time.monotonic()
@@ -191,7 +214,11 @@ class RunningCommand:
             late = f"the command did not stop within {self.asked.options.stop_within:g} s"
             self._end_it(Cause(CauseKind.KILL_SWITCH, text=late))
             return
-        death = self.deaths.reported(warned=self.now.warned) or self.deaths.confirmed()
+        death, state = self.deaths.reported(warned=self.now.warned) or self.deaths.confirmed(), self.now.state
+        if death is not None and death.killed_by == signal.SIGTERM:
+            self._hear_of_the_end(by_sigterm=True)
+            if self.now.state is not state:
+                return
         if death is not None and self.left.observes(RANKS):
             self.left.note(RANKS, "ended the other ranks, to start again in place", death.words())
         elif death is not None:
@@ -270,7 +297,8 @@ class RunningCommand:
         if processes.sruns(self._ours()):
             killed = self.asked.kill_ranks()
             if killed is not RanksKilled.BUT_LOST:  # else srun would wait for the lost nodes as long as Slurm does
-                everywhere = killed is RanksKilled.ALL
+                # Slurm kills us too a few seconds after the grace: the end is to be on record by then
+                everywhere = killed is RanksKilled.ALL and not self.now.by
                 if self._gone_within(_RANKS_GONE if everywhere else _SRUN_GONE):  # srun reports their end and exits
                     return
                 processes.send(processes.sruns(self._ours()), signal.SIGTERM)
@@ -372,7 +400,8 @@ class RunningCommand:
         kill_at = since + grace
         self._move(AttemptEvent.STOP, by=number, kill_at=kill_at)
         self.asked.signals.stopped_at = self.asked.signals.stopped_at or since
-        self.say(f"{signal_name(number)}: passed on to the command; SIGKILL in {grace:g} s for the rest")
+        passed = "the command has ended" if self.now.code is not None else "passed on to the command"
+        self.say(f"{signal_name(number)}: {passed}; SIGKILL in {grace:g} s for the rest")
         self._write_the_warning(_at(number), number)
 
     def _write_the_warning(self, why: str, number: int = 0) -> None:

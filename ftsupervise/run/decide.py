@@ -8,11 +8,13 @@ Progress is a later place to resume from than any before: the newest checkpoint 
 the first step of an attempt. A run that makes progress between its failures goes on for ever. An attempt that has set a
 checkpoint aside begins from another state, and gets its own chance.
 
-A command that leaves with 0 has not failed, and the next member goes on. Where it does so again and again at once, without a
-step or a checkpoint, it is a failure that hides (``|| true``, a wrong path), and is counted as one.
+A command that leaves with 0 has not failed, and the next member goes on; without a guard a person is asked whether it is
+finished. Where it does so again and again at once, without a step or a checkpoint, it is a failure that hides (``|| true``, a
+wrong path), and is counted as one.
 
 Whatever ends them, no more than three members in a row are used up without progress: ``used_up`` counts members, not failures,
-those too whose end nobody wrote down. What somebody asked for (cancelled, preempted, kill switch) counts neither way.
+those too whose end nobody wrote down. What somebody asked for (cancelled, preempted, kill switch) counts neither way. A member
+whose script has left a checkpoint of no known step was not used up: nothing says that it came no further.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from ftsupervise.checkpoints.divergence import go_back
 from ftsupervise.checkpoints.suspicion import suspect
 from ftsupervise.config.supervisor import default
 from ftsupervise.model import GUARD, Attempt, Cause, CauseKind, FailureKind
-from ftsupervise.rundir.starting_over import ADVICE, NOT_RESUMED, must_hold, starts_over
+from ftsupervise.rundir.starting_over import ADVICE, NOT_RESUMED, NOT_SEEN_TO_RESUME, must_hold, starts_over
 from ftsupervise.rundir.switches import LEFT
 from ftsupervise.units import show_duration
 
@@ -33,6 +35,7 @@ _MOST_DELAY = 300.0
 _TOTAL = 4  # this many times the budget of different failures without progress is no better than the same one
 _PATIENT = {FailureKind.NODE: 10}  # kinds whose budget is larger, because time cures them
 _LIVED = 600.0  # seconds: an attempt whose steps are unknown has made progress when it ran for this long
+_WORKED = 60.0  # seconds: a command that left with 0 after that may have done its work
 _MEMBERS = 3  # in a row may be used up without progress, where no budget allows more
 TOO_SHORT = "the time limit is too short for the start"
 _ANY_NUMBER = 1_000_000
@@ -142,6 +145,12 @@ def stop_before(
     if all(one.number in {each.attempt for each in again} for one in spent):
         why = f"{len(spent)} members in a row began anew: {again[-1].words()}; {again[-1].why('')}"
         return RestartDecision(NextAction.STOP, why, times=len(spent), failure=NOT_RESUMED, detail=ADVICE)
+    last = spent[-1].written
+    if last is not None and all(one.written is not None and one.written.by_job for one in spent):
+        why = (
+            f"{len(spent)} members in a row saved each into a folder of its own job's number, the last one {last.path}"
+        )
+        return RestartDecision(NextAction.STOP, why, times=len(spent), failure=NOT_SEEN_TO_RESUME, detail=ADVICE)
     if all(one.failure is None and one.kind in _AT_THE_END for one in spent):
         lived = min(_lived(one) for one in spent) if warned_after is None else warned_after
         ready = [one.ready for one in spent if one.ready is not None]
@@ -174,12 +183,16 @@ def _decide(situation: Situation, budgets: Budgets) -> RestartDecision:
     if last.resumed is not None and last.resumed.refused and last.failure is not None:
         return _stop("it cannot go on from what it has saved", 1, [last], last.resumed.refused)
     if last.failure is None:
-        if situation.asks and may_be_finished(last):
-            lived = f"after {show_duration(round(_lived(last)))}, and nothing says that it is finished"
-            return RestartDecision(NextAction.STOP, lived, times=1, failure=LEFT)
+        asks = situation.asks and not any(_guarded(one) for one in situation.attempts)
+        if asks and may_be_finished(situation.attempts):
+            lived = _lived(last)
+            after = show_duration(round(lived) if lived >= 1 else round(lived, 1))
+            unsaid = f"after {after}, and nothing says that it is finished"
+            return RestartDecision(NextAction.STOP, unsaid, times=1, failure=LEFT)
         idle = idle_streak(situation.attempts)
         if budgets.same_failure and len(idle) >= budgets.same_failure:
-            return _stop(f"{_times(len(idle))} in a row without a step or a new checkpoint", len(idle), idle, IDLE)
+            held = _stop(f"{_times(len(idle))} in a row without a step or a new checkpoint", len(idle), idle, IDLE)
+            return replace(held, failure=LEFT, detail="") if asks else held
         return RestartDecision(NextAction.LEAVE, "the command has ended by itself")
     failure = last.failure
     by_loss = last.trouble is not None and last.trouble.stops and failure.kind is FailureKind.NUMBERS
@@ -267,11 +280,20 @@ def idle_streak(attempts: Sequence[Attempt]) -> list[Attempt]:
     return streak[::-1]
 
 
-def may_be_finished(one: Attempt) -> bool:
-    """Return whether a command without the guard has left with 0 by itself, and may have trained."""
-    trained = one.last_step is not None or one.written is not None or one.percent is not None
-    trained = trained or _lived(one) >= _LIVED
-    return one.cause == Cause(CauseKind.EXIT, code=0) and one.source != GUARD and one.resumed is None and trained
+def may_be_finished(attempts: Sequence[Attempt]) -> bool:
+    """Return whether the last attempt has left with 0 by itself, and it or one before it may have trained: a script that finds
+    its work done leaves at once."""
+    last = attempts[-1]
+    return last.cause == Cause(CauseKind.EXIT, code=0) and (_lived(last) >= _WORKED or any(map(_trained, attempts)))
+
+
+def _trained(one: Attempt) -> bool:
+    shown = one.last_step is not None or one.written is not None or one.percent is not None
+    return shown or (one.failure is None and _lived(one) >= _LIVED)
+
+
+def _guarded(one: Attempt) -> bool:
+    return one.source == GUARD or one.resumed is not None
 
 
 def _stop(why: str, times: int, alike: Sequence[Attempt], detail: str = "") -> RestartDecision:
@@ -304,10 +326,18 @@ def used_up(attempts: Sequence[Attempt], anew: Collection[int] = ()) -> list[Att
             spent.clear()
             if _gained(one):
                 moved.add(one.job_id)
+        if one.failure is None and one.number not in anew and _has_left_something(one):
+            spent.clear()
+            moved.add(one.job_id)
         if one.job_id and one.job_id not in moved and (_counts(one) or (one.number in anew and not _asked(one))):
             spent.pop(one.job_id, None)
             spent[one.job_id] = one
     return list(spent.values())
+
+
+def _has_left_something(one: Attempt) -> bool:
+    """Return whether a script without a guard wrote a checkpoint in it whose name has no step to compare."""
+    return one.written is not None and one.written.step is None and not one.written.by_job
 
 
 def _asked(one: Attempt) -> bool:

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from ftsupervise.host.in_time import Every
+from ftsupervise.model import GUARD, OUTPUT
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.hang_detector import JITTER, HangVerdict
 from ftsupervise.ranks.hang_monitor import cause_of
@@ -77,6 +78,7 @@ def seen_by(
         on_hang=hang.does,
         hang_at=None if hang.at is None else round(at + (hang.at - now), 3),
         straggler=stragglers.found(now, datetime.fromtimestamp(at, timezone.utc)) if stragglers is not None else None,
+        source="" if tally.first is None else OUTPUT if all(one.read for one in states) else GUARD,
     )
 
 

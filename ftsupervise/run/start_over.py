@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import threading
 import time
@@ -57,6 +58,7 @@ class ScriptPlace(NamedTuple):
     checkpoints: Path
     command: tuple[str, ...]
     attempt: Path | None = None  # of ours, by which the run directory is told from another that is put in its place
+    job: str = ""  # its number
 
     def folders(self) -> list[Path]:
         """Return the folders to search: that of the checkpoints, those that the command names, the working folder. No training
@@ -132,9 +134,7 @@ def note_written(place: ScriptPlace, one: Attempt) -> LeftCheckpoint | None:
             key="checkpoints of a script",
         )
         if isinstance(found, LeftCheckpoint):
-            of_job = not place_in_name(Path(found.path).name) and str(found.step) in _numbers_of_the_job(one)
-            if of_job:  # a folder of each job: its number is no step, and the next one's no progress
-                found = found._replace(step=None)
+            found = _of_its_job(found, place.job, one.job_id)
             write_page(place.rundir.attempt(one.number), found)
             return found
     except (OSError, TimeoutError):  # the search is a hint
@@ -142,9 +142,15 @@ def note_written(place: ScriptPlace, one: Attempt) -> LeftCheckpoint | None:
     return None
 
 
-def _numbers_of_the_job(one: Attempt) -> set[str]:
-    names = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
-    return {*one.job_id.split("_"), *(os.environ.get(name, "") for name in names)}
+def _of_its_job(found: LeftCheckpoint, job: str, member: str) -> LeftCheckpoint:
+    """Return it without the step that is a number of its job, or of the array of ``member`` ("117_3"), and with the word that
+    its folder has the job's own number."""
+    path = Path(found.path)
+    folders = path.parts if path.is_dir() else path.parent.parts
+    step = None if not place_in_name(path.name) and str(found.step) in (job, *member.split("_")) else found.step
+    return found._replace(
+        by_job=bool(job) and any(re.search(rf"(?<!\d){job}(?!\d)", name) for name in folders), step=step
+    )
 
 
 def of_this_launch(rundir: RunDir, before: int | None = None) -> list[Attempt]:

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 from ftsupervise.errors import from_os_error
 from ftsupervise.host import files, processes
 from ftsupervise.host.ownership import claim_folder, held_to_write
-from ftsupervise.model import GUARD, NOBODY, OUTPUT, Attempt, Cause, CauseKind, Claim, NodeRanks, Reached
+from ftsupervise.model import GUARD, NOBODY, OUTPUT, SOURCES, Attempt, Cause, CauseKind, Claim, NodeRanks, Reached
 from ftsupervise.printable import printable
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.attempt_pages import (
@@ -145,7 +145,8 @@ def _of_beats(beats: Sequence[Beat]) -> Reached:
 
 
 def _of_page(page: ProgressPage) -> Reached:
-    return Reached(page.first, page.ahead, page.saved, page.first_at, page.saving, page.active_at)
+    source = page.source if page.source in SOURCES else ""
+    return Reached(page.first, page.ahead, page.saved, page.first_at, page.saving, page.active_at, source=source)
 
 
 def _newer(one: Reached, other: Reached) -> Reached:
@@ -154,7 +155,7 @@ def _newer(one: Reached, other: Reached) -> Reached:
     last, saved = _latest(one.last, other.last), _latest(one.saved, other.saved)
     times = (_latest(one.first_at, other.first_at), _latest(one.saving, other.saving))
     active = _latest(one.active_at, other.active_at)
-    source = "" if one.source == NOBODY and other.last is not None else one.source
+    source = other.source if one.source == NOBODY and other.last is not None else one.source
     return one._replace(
         source=source,
         first=min(firsts, default=None),

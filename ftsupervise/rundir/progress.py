@@ -81,6 +81,7 @@ class ProgressPage(NamedTuple):
     loss: float | None = None
     last_step: int | None = None  # the one after which the training is complete, where the loop said so
     straggler: Straggler | None = None  # for whom the others wait
+    source: Annotated[str, 20] = ""  # who told the steps: one of ``SOURCES``; "": not known
 
 
 def write_progress(attempt: Path, progress: ProgressPage) -> None:

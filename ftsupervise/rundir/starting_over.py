@@ -16,6 +16,7 @@ from ftsupervise.rundir.switches import counts_from
 from ftsupervise.truth import LeftCheckpoint, show_percent_points
 
 NOT_RESUMED = "it does not resume"
+NOT_SEEN_TO_RESUME = "it was not seen to resume"
 ADVICE = "launch: {resume: '--your-flag {checkpoint}'} adds a flag when there is something to go on from"
 _NEAR = 0.02  # share of what was reached: so close to the beginning is the beginning
 _FEW = 3  # steps that are made again are no start over
@@ -162,6 +163,21 @@ def began_again(attempts: Sequence[Attempt]) -> PercentOver | None:
     if not near or best[1].last - mine.first < _LEAST or best[1].last >= 100:
         return None
     return PercentOver(number, mine.first, best[0], best[1].last)
+
+
+def saves_elsewhere(attempts: Sequence[Attempt]) -> str:
+    """Return, as a sentence, that the two newest attempts that saved did so each into a folder of its own job's number, where
+    no step says whether the later one went on; "" otherwise."""
+    if any(one.first_step is not None or one.resumed is not None for one in attempts):
+        return ""
+    last = [(one.number, one.written) for one in attempts if one.written is not None][-2:]
+    if len(last) < 2 or not all(left.by_job for _, left in last) or last[0][1].path == last[1][1].path:
+        return ""
+    (before, old), (number, new) = last
+    return (
+        f"attempt {number} saved into {new.path}, a folder of its own job's number, and attempt {before} into {old.path}: "
+        f"{NOT_SEEN_TO_RESUME}"
+    )
 
 
 def since_a_person(attempts: Sequence[Attempt], rundir: RunDir) -> list[Attempt]:

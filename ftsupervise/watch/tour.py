@@ -81,6 +81,7 @@ if TYPE_CHECKING:
 
 _FORECAST_KEPT = timedelta(days=1)
 _NEWS = timedelta(days=1)  # a group that has come back before that is no news
+_FIRST = 1  # the step, or the epoch, at which a loop begins
 BOUND = 8.0  # seconds that a step on a user's disk may take
 ASKING = 75.0  # … that the scheduler may take: its command is ended after 60
 DRAWING = (
@@ -595,16 +596,20 @@ def _begin(
     if anew and anew[-1].attempt == attempt.number:
         text = f"{anew[-1].words()} ({where})"
         return [happened(EventKind.STARTED, f"resumed-{attempt.number}", attempt.started, text, attempt=attempt.number)]
-    lost = ""
+    lost, does, event = "", "goes on from", EventKind.RESUMED
+    if attempt.source == OUTPUT and attempt.first_step <= _FIRST and (attempt.epoch or 0) <= _FIRST:
+        does, event = "begins at", EventKind.STARTED
     if before.last_step is not None and attempt.first_step <= before.last_step:
         redone = before.last_step - attempt.first_step + 1
         lost = f"; {redone} steps are done again" if redone > 1 else "; one step is done again"
     gap = "" if before.ended is None else f" {show_duration(_stood(before.ended, attempt))} after"
     step = f" at step {before.last_step}" if before.last_step is not None else ""
     ended = f"attempt {before.number} ended{step} ({before.why() or 'cause unknown'})"
-    text = f"attempt {attempt.number} ({where}) goes on from step {attempt.first_step}{f',{gap}' if gap else ':'} {ended}{lost}"
+    text = (
+        f"attempt {attempt.number} ({where}) {does} step {attempt.first_step}{f',{gap}' if gap else ':'} {ended}{lost}"
+    )
     dedup, quick = f"resumed-{attempt.number}", _is_quick(before, attempt)
-    return [happened(EventKind.RESUMED, dedup, attempt.started, text, attempt=attempt.number, quick=quick)]
+    return [happened(event, dedup, attempt.started, text, attempt=attempt.number, quick=quick)]
 
 
 def group_back(name: str, before: Attempt, attempt: Attempt, missed: int | None) -> list[Notice]:

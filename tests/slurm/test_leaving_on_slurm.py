@@ -111,3 +111,22 @@ def test_a_command_has_as_long_to_leave_as_slurm_gives_it(
         lambda: f"SIGTERM: passed on to the command; SIGKILL in {grace} s for the rest" in here.log(), "the grace", 30
     )
     processes.end_all(lambda: processes.marked(ENV_RUN_DIR).get(str(here.rundir.root), []), 10)
+
+
+@pytest.mark.chain(
+    "`scancel`, or the limit, of a job of one node whose ranks ignore SIGTERM",
+    "they are killed and the end is on record before Slurm kills the supervisor too",
+    "the one that was ended",
+    "nothing",
+)
+def test_the_end_of_ranks_that_ignore_sigterm_is_on_record_before_slurm_kills_all(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    """A job that ends gets no step any more, by which its ranks were to be killed: the question took the last seconds."""
+    here = scene(nodes=1, kill_wait=12)
+    job = here.launch(_DEAF, jobs=1, nodes=1)
+    until(lambda: "\nup\n" in here.log(), "the rank", 60)
+    here.sandbox.run(["scancel", f"{job}_1" if "_" in here.queue() else job])
+    until(lambda: not here.queue(), "the end of the job", 60)
+    (ended,) = here.attempts()
+    assert ended.ended is not None and ended.words == "cancelled or preempted (SIGTERM)", here.log()

@@ -233,6 +233,30 @@ def test_a_command_that_dies_of_scancel_before_we_are_told_has_not_failed(run: S
     assert only.words == "cancelled or preempted (SIGTERM)" and only.failure is None
 
 
+@pytest.mark.parametrize("script", ["{0}", "{0}; true"])
+def test_a_command_that_the_end_reaches_before_us_was_asked_to_stop(run: SupervisedRun, script: str) -> None:
+    """Slurm signals one process after the other: its end was a failure, or where a shell went on behind it a run that may be
+    finished."""
+    train = f"{sys.executable} -c \"import os, time; print('pid', os.getpid(), flush=True); time.sleep(60)\""
+    one = run.start("--in-place", "2", "--finished-by", "ask", "--", "sh", "-c", script.format(train))
+    one.until_said("pid ")
+    os.kill(int(one.said().partition("pid ")[2].split()[0]), signal.SIGTERM)
+    time.sleep(0.1)
+    one.send_signal(signal.SIGTERM)
+    one.wait(30)
+    (ended,) = run.attempts()
+    assert (ended.words, ended.failure) == ("cancelled or preempted (SIGTERM)", None)
+    assert ended.then == "its supervisor left: asked to stop (SIGTERM)"
+
+
+def test_a_program_that_somebody_ends_by_sigterm_alone_is_a_failure_that_is_started_again(run: SupervisedRun) -> None:
+    one = run.start("--in-place", "1", "--", "sh", "-c", '[ "$FTSUPERVISE_ATTEMPT" = 2 ] || kill -TERM $$')
+    assert one.wait(30) == 0
+    first, second = run.attempts()
+    assert first.failure is not None and first.failure.sign == "killed by SIGTERM"
+    assert second.exit_code == 0
+
+
 def test_what_does_not_leave_is_killed_after_the_grace_with_all_it_started(
     run: SupervisedRun, until: Until, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.model import NOBODY, OUTPUT
+from ftsupervise.model import GUARD, NOBODY, OUTPUT
 from ftsupervise.ranks.log_heartbeat import (
     BeatsOfCommand,
     FollowedLog,
@@ -25,11 +25,13 @@ from ftsupervise.ranks.log_heartbeat import (
     TouchedFile,
     source,
 )
+from ftsupervise.ranks.rank_table import RankTable
 from ftsupervise.run.attempt import LogFollower
+from ftsupervise.run.progress_pages import seen_by
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.ledger import reached
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.truth import RankState
+from ftsupervise.truth import RankState, Tally
 from tests.neighbours.supervised import SupervisedRun
 
 Until = Callable[..., Any]
@@ -251,6 +253,29 @@ def test_a_command_that_is_only_there_is_not_said_to_print_or_compute(tmp_path: 
     assert reached(rundir, 1, None).source == OUTPUT
 
 
+def test_a_count_that_was_none_after_all_leaves_no_time_of_its_last_step(tmp_path: Path) -> None:
+    """Else the time account takes what came after it for a start that does not end, though it trains."""
+    rundir = RunDir(tmp_path / "run")
+    rundir.beats.mkdir(parents=True)
+    beats = BeatsOfCommand(rundir, 1, None, asked=False)
+    beats.write(ProgressSign(7))
+    assert reached(rundir, 1, None).active_at is not None
+    beats.write(ProgressSign(None, withdrawn=True))
+    assert reached(rundir, 1, None).active_at is None
+
+
+def test_who_told_the_steps_is_known_of_an_attempt_whose_end_nobody_wrote(tmp_path: Path) -> None:
+    """Its beats are gone with the next attempt's, and only what was read may be a start over."""
+    rundir = RunDir(tmp_path / "run")
+    for folder in (rundir.beats, rundir.attempt(1)):
+        folder.mkdir(parents=True)
+    table, state = RankTable(b""), RankState(0, "here", 5, "train", 0.0, 0.0, 0.0, 1)
+    for read, teller in ((True, OUTPUT), (False, GUARD)):
+        table.put([state._replace(read=read)], [], Tally(first=1, last=5))
+        page = seen_by(table)
+        assert page is not None and reached(rundir, 1, page).source == teller
+
+
 @pytest.mark.fault(
     "The log of a command without the guard cannot be read (dead mount)",
     "its standstill is unknown: nothing is ended",
@@ -372,7 +397,9 @@ def test_the_last_lines_count_though_the_follower_had_no_turn_for_two_seconds(tm
 
 ENDS_AT_ONCE = """
 import sys
+from ftsupervise.ranks.rank_table import RankTable
 from ftsupervise.run.attempt import LogFollower
+from ftsupervise.run.progress_pages import seen_by
 from ftsupervise.rundir.paths import RunDir
 
 follower = LogFollower("auto", None, RunDir(sys.argv[1]), 1, None, print)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ftsupervise.checkpoints.written import find_written
 from ftsupervise.model import GUARD, NOBODY, OUTPUT, Attempt, Cause, CauseKind, Failure, FailureKind
 from ftsupervise.run.decide import Budgets, NextAction, Situation, decide, stop_before
-from ftsupervise.run.start_over import ScriptPlace, keep_before, newest_left, resumption
+from ftsupervise.run.start_over import ScriptPlace, keep_before, newest_left, note_written, resumption
 from ftsupervise.rundir.attempt_pages import EndPage, StartPage, write_page
 from ftsupervise.rundir.heartbeat_page import write_beat
 from ftsupervise.rundir.paths import RunDir
@@ -152,6 +153,75 @@ def test_an_exit_with_0_is_asked_about_once_it_may_have_trained_and_nobody_has_a
     brief = one._replace(last_step=None, first_step=None, written=None, ended=one.started + timedelta(seconds=3))
     assert decide(Situation([brief], asks=True), Budgets()).move is NextAction.LEAVE
     assert decide(Situation([one], asks=True, over="the job ends soon"), Budgets()).move is NextAction.LEAVE
+
+
+def test_a_script_that_finds_its_work_done_is_asked_about_at_once() -> None:
+    """Three members left within a second each after "Training complete", and then somebody was to fix what had failed."""
+    trained, brief = ledger_of((1, 370), (None, None), left="")
+    trained = trained._replace(ended=trained.started + timedelta(minutes=3))
+    brief = brief._replace(cause=Cause(CauseKind.EXIT, code=0), ended=brief.started + timedelta(seconds=0.1))
+    asked = decide(Situation([trained, brief], asks=True), Budgets())
+    assert (asked.move, asked.failure) == (NextAction.STOP, "it left with 0")
+    assert "after 0.1s, and nothing says that it is finished" in asked.why
+    guarded = [trained._replace(source=GUARD), brief]
+    assert decide(Situation(guarded, asks=True), Budgets()).move is NextAction.LEAVE
+
+
+def test_an_exit_with_0_after_minutes_is_asked_about_though_nothing_was_read() -> None:
+    (one,) = ledger_of((None, None), left="")
+    one = one._replace(cause=Cause(CauseKind.EXIT, code=0), ended=one.started + timedelta(minutes=3))
+    assert decide(Situation([one], asks=True), Budgets()).failure == "it left with 0"
+
+
+def test_what_leaves_with_0_at_once_again_and_again_is_asked_about_too() -> None:
+    brief = ledger_of((None, None), (None, None), (None, None), left="")
+    ended = [
+        one._replace(cause=Cause(CauseKind.EXIT, code=0), ended=one.started + timedelta(seconds=1)) for one in brief
+    ]
+    held = decide(Situation(ended, asks=True), Budgets())
+    assert (held.move, held.failure, held.times) == (NextAction.STOP, "it left with 0", 3)
+    assert decide(Situation(ended), Budgets()).failure != "it left with 0", "nobody asks here"
+
+
+@pytest.mark.parametrize("kind", [CauseKind.TIME_LIMIT, CauseKind.WARNING])
+def test_members_that_each_saved_are_not_used_up_though_no_step_was_read(kind: CauseKind) -> None:
+    """Each wrote the same checkpoint.pt at its end and the next one went on from it: three were "too short for the start"."""
+    attempts = ledger_of((None, None), (None, None), (None, None), (None, None), left="out/checkpoint.pt")
+    attempts = [
+        one._replace(cause=Cause(kind), ready=None, ended=one.started + timedelta(minutes=3)) for one in attempts
+    ]
+    assert stop_before(attempts, Budgets()) is None
+    unsaved = [one._replace(written=None) for one in attempts]
+    found = stop_before(unsaved, Budgets())
+    assert found is not None and "left nothing to resume from" in found.why
+    assert stop_before([*unsaved[:2], attempts[2], unsaved[3]], Budgets()) is None, "not in a row"
+    same = [one._replace(written=LeftCheckpoint("out/ckpt-5.pt", 5)) for one in unsaved]
+    assert stop_before(same, Budgets()) is not None, "its name says that none came further"
+
+
+def test_a_folder_of_the_job_s_number_is_no_progress_and_no_step(tmp_path: Path) -> None:
+    """Its numbers grow with each job, and each began at epoch 0."""
+    rundir, attempts = RunDir(tmp_path / "run"), list[Attempt]()
+    begun = datetime.now(timezone.utc) - timedelta(minutes=3)
+    for number, job in enumerate((118, 144, 184), 1):
+        (tmp_path / "checkpoints" / str(job)).mkdir(parents=True)
+        (tmp_path / "checkpoints" / str(job) / "state.pth").write_text("w")
+        rundir.attempt(number).mkdir(parents=True)
+        one = Attempt(number, f"117_{number}", begun, ended=datetime.now(timezone.utc), source=OUTPUT)
+        place = ScriptPlace(rundir, tmp_path / "checkpoints", ("true",), None, str(job))
+        written = note_written(place, one)
+        assert written is not None and written.step is None and written.by_job
+        attempts.append(one._replace(cause=Cause(CauseKind.TIME_LIMIT), written=written))
+    found = stop_before(attempts, Budgets())
+    assert found is not None and found.failure == "it was not seen to resume"
+    assert f"a folder of its own job's number, the last one {tmp_path}/checkpoints/184" in found.why
+
+
+def test_a_file_of_weights_whose_name_has_no_ending_is_a_checkpoint(tmp_path: Path) -> None:
+    for name in ("model_38", "loss_38", "events"):
+        (tmp_path / name).write_text("w")
+    found = find_written([tmp_path], 0.0, time.time() + 1)
+    assert found is not None and (Path(found.path).name, found.step) == ("model_38", 38)
 
 
 def test_no_checkpoint_is_looked_for_among_the_programs_of_the_machine(tmp_path: Path) -> None:

@@ -47,6 +47,16 @@ def test_a_run_goes_on_when_it_has_made_its_first_step_and_not_when_its_program_
     assert not told[1].quick, "ten minutes without training are no quick restart"
 
 
+def test_what_begins_at_its_first_step_does_not_go_on() -> None:
+    """Its steps were read for a moment only, so no start over was seen: "goes on from step 1", from nothing."""
+    began = attempt(2, first=1, last=None, minutes=6)._replace(source=OUTPUT)
+    told = events([attempt(1, "time limit", first=None, last=None), began], finished_at=None)
+    assert [event.event for event in told] == [EventKind.STARTED, EventKind.STARTED]
+    assert told[1].finding.summary == "attempt 2 (job 88_2) begins at step 1, 1m after attempt 1 ended (time limit)"
+    later = events([attempt(1, "time limit", first=None, last=None), began._replace(epoch=5)], finished_at=None)
+    assert later[1].event is EventKind.RESUMED, "the steps of its sixth epoch"
+
+
 def test_one_step_that_is_made_again_is_one_step() -> None:
     told = events([attempt(1, "killed by SIGKILL"), attempt(2, first=140, minutes=5.05)], finished_at=None)
     assert told[1].finding.summary.endswith("; one step is done again")

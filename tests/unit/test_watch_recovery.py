@@ -16,7 +16,7 @@ from ftsupervise.rundir.heartbeat_page import write_beat
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import KILL, Brake, write_brake
-from ftsupervise.truth import Beat, Health, PercentReached
+from ftsupervise.truth import Beat, Health, LeftCheckpoint, PercentReached
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs.recovery import check
 
@@ -146,3 +146,25 @@ def test_it_is_over_when_a_later_attempt_has_trained(rundir: RunDir) -> None:
     attempt(rundir, 1, 30, "exit 1", first=1)
     attempt(rundir, 2, 20, "warning signal", first=101)
     assert look(rundir) == (Health.OK, "attempt 2 trains, from step 101")
+
+
+def test_members_that_save_each_into_a_folder_of_its_own_job_are_told(rundir: RunDir) -> None:
+    for number in (1, 2):
+        attempt(rundir, number, 60.0 / number, "time limit")
+        left = LeftCheckpoint(f"/s/out/{30 * number}/state.pth", by_job=True)
+        write_page(rundir.attempt(number), left if number == 2 else left._replace(by_job=False))
+    run = Run(name="r", run_dir=rundir.root, launch=Launch(command="true"))
+
+    def resume() -> tuple[Health, str]:
+        found = {one.subject: one for one in check(Look(run=run, rundir=rundir, now=NOW, jobs=()), Settings())}
+        one = next(one for name, one in found.items() if "resume" in name)
+        return one.health, one.summary
+
+    assert resume()[0] is Health.OK
+    write_page(rundir.attempt(1), LeftCheckpoint("/s/out/30/state.pth", by_job=True))
+    health, words = resume()
+    assert health is Health.BAD
+    assert words == (
+        "attempt 2 saved into /s/out/60/state.pth, a folder of its own job's number, and attempt 1 into /s/out/30/state.pth: "
+        "it was not seen to resume"
+    )

@@ -14,7 +14,7 @@ from ftsupervise.config.find_run import outputs
 from ftsupervise.findings import Finding, Words
 from ftsupervise.model import OUTPUT, Attempt, CauseKind
 from ftsupervise.rundir.launches import launches
-from ftsupervise.rundir.starting_over import ADVICE, began_again, since_a_person, starts_over
+from ftsupervise.rundir.starting_over import ADVICE, began_again, saves_elsewhere, since_a_person, starts_over
 from ftsupervise.rundir.switches import KILL
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
@@ -42,9 +42,16 @@ BEGAN_AGAIN = NOT_RESUMED._replace(
 )
 
 
+ELSEWHERE = NOT_RESUMED._replace(
+    meaning="If it looks for what was saved in that folder alone, each start begins anew; no step says whether it does.",
+    do="give it one folder for all jobs of the run, $FTSUPERVISE_CHECKPOINT_DIR for example{kept}",
+)
+
+
 def check(look: Look, settings: Settings) -> Iterator[Finding]:
     attempts = look.attempts
-    if any((one.source == OUTPUT and one.first_step is not None) or one.percent is not None for one in attempts):
+    read = any((one.source == OUTPUT and one.first_step is not None) or one.percent is not None for one in attempts)
+    if read or any(one.written is not None and one.written.by_job for one in attempts):
         yield _resumes(look)
     seen = [a for a in attempts if a.kind not in (None, CauseKind.UNKNOWN)]
     failed = [a for a in seen if a.cause is not None and not a.cause.orderly]
@@ -84,6 +91,8 @@ def _resumes(look: Look) -> Finding:
         text = f"{found[-1].words()}; {why}"
     elif again is not None:
         return look.finding("resume", Health.BAD, again.words(), BEGAN_AGAIN, names=names)
+    elif elsewhere := saves_elsewhere(counted):
+        return look.finding("resume", Health.BAD, elsewhere, ELSEWHERE, names=names)
     return look.finding("resume", Health.of(bool(found)), text, NOT_RESUMED, names=names)
 
 
