@@ -305,7 +305,6 @@ def test_the_number_of_a_job_in_the_name_of_a_checkpoint_is_no_step_and_no_progr
 ) -> None:
     rundir = RunDir(tmp_path / "runs" / "r")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SLURM_JOB_ID", "113")
     began = datetime.now(timezone.utc) - timedelta(minutes=5)
     for number, name in enumerate(("18", "113", "epoch13.pth", "checkpoint-113"), 1):
         folder = rundir.attempt(number)
@@ -315,7 +314,7 @@ def test_the_number_of_a_job_in_the_name_of_a_checkpoint_is_no_step_and_no_progr
         at = saved if saved.suffix else saved / "state.pth"
         at.parent.mkdir(parents=True)
         at.write_bytes(b"weights")
-        place = ScriptPlace(rundir, rundir.checkpoints, ("train", str(tmp_path / f"out{number}")))
+        place = ScriptPlace(rundir, rundir.checkpoints, ("train", str(tmp_path / f"out{number}")), job="113")
         left = note_written(place, Attempt(number, f"18_{number}", began, last_step=1))
         assert left is not None and left.path == str(saved)
         assert left.step == {"18": None, "113": None, "epoch13.pth": 13, "checkpoint-113": 113}[name]
