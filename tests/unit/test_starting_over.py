@@ -14,11 +14,11 @@ from ftsupervise.checkpoints.written import find_written
 from ftsupervise.model import GUARD, NOBODY, OUTPUT, Attempt, Cause, CauseKind, Failure, FailureKind
 from ftsupervise.run.decide import Budgets, NextAction, Situation, decide, stop_before
 from ftsupervise.run.start_over import ScriptPlace, keep_before, newest_left, note_written, resumption
-from ftsupervise.rundir.attempt_pages import EndPage, StartPage, write_page
+from ftsupervise.rundir.attempt_pages import EndPage, StartPage, read_page, write_page
 from ftsupervise.rundir.heartbeat_page import write_beat
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.starting_over import must_hold, resumes, starts_over
-from ftsupervise.truth import Beat, LeftCheckpoint, Resumed
+from ftsupervise.rundir.starting_over import left_before, must_hold, resumes, starts_over
+from ftsupervise.truth import Beat, GivenCheckpoint, LeftCheckpoint, Resumed
 
 BEGAN = datetime(2026, 11, 25, tzinfo=timezone.utc)
 Seen = tuple[int | None, int | None]
@@ -75,6 +75,31 @@ def test_two_that_go_on_from_the_same_checkpoint_resume_both() -> None:
     for at, told in ((old, 0), (new, 2)):
         left = LeftCheckpoint("out/checkpoint_0001050.pth", 1050, at, 160_000)
         assert len(starts_over([one._replace(written=left) for one in attempts])) == told
+
+
+def test_one_that_begins_right_behind_what_it_was_given_resumes_whatever_is_known_of_those_before() -> None:
+    """The first of those that count lived for two seconds, and what it went on from was left before a person launched."""
+    first, second = [one._replace(written=None) for one in ledger_of((3101, 3107), (3101, 3220))]
+    assert starts_over([first, second])
+    given = GivenCheckpoint("out/checkpoint_0003100.pth", 3100, first.started - timedelta(minutes=1))
+    assert not starts_over([first, second._replace(given=given)]) and resumes([second._replace(given=given)])
+    unnamed = given._replace(path="out/latest.pt", step=None)
+    assert not starts_over([first, second._replace(given=unnamed)]), "it is older than the first of them"
+    anew = [one._replace(first_step=1, given=given) for one in (first, second)]
+    assert starts_over(anew) and not resumes(anew), "it was given one, and has not gone on from it"
+    newer = LeftCheckpoint("out/checkpoint_0003150.pth", 3150, first.started + timedelta(minutes=1))
+    assert starts_over([first._replace(written=newer), second])
+    assert not starts_over([first._replace(written=newer), second._replace(given=given)]), "that one was of no use"
+
+
+def test_what_was_left_before_a_person_launched_is_what_the_first_attempt_since_went_on_from() -> None:
+    old, first, second = ledger_of((2301, 3108), (3101, 3107), (3101, 3220), left="")
+    old = old._replace(written=LeftCheckpoint("out/checkpoint_0003100.pth", 3100, old.ended))
+    spent = [one._replace(ended=one.started + timedelta(seconds=2)) for one in (first, second)]
+    assert starts_over(spent) and not starts_over(spent, left_before([old, *spent], 2))
+    assert left_before([old, *spent], 1) is None
+    other = LeftCheckpoint("out/checkpoint_0009000.pth", 9000, old.ended)
+    assert starts_over(spent, other), "the first of them did not go on from that"
 
 
 def test_the_second_start_over_with_a_checkpoint_left_each_time_is_held_and_none_without_one() -> None:
@@ -287,4 +312,7 @@ def test_what_an_attempt_saved_that_was_lost_with_its_node_is_gone_on_from(tmp_p
             write_beat(rundir, Beat(0, last, "train", begun + timedelta(seconds=1740), facts=facts))
     place = ScriptPlace(rundir, rundir.checkpoints, ("python", "train.py", f"--out={out}"))
     assert keep_before(place, 4, lambda seconds: True, lambda words: None)
+    rundir.attempt(4).mkdir()
     assert resumption(place, "--resume {checkpoint}", 4).words == ("--resume", str(saves[-1]))
+    given = read_page(GivenCheckpoint, rundir.attempt(4))
+    assert given is not None and (given.path, given.step) == (str(saves[-1]), 900) and given.at is not None
