@@ -377,6 +377,8 @@ def loads_at_once(place: ScriptPlace, spent: Sequence[Attempt]) -> str:
         return ""
     if left := next((one.path for one in spent[-1].torn if not one.aside), ""):
         return left
+    if spent[-1].given is not None:
+        return spent[-1].given.path
     try:
         path = within(_SEARCH, lambda: last_written(place.folders(), place.ours(), place.trusted()))
     except (OSError, TimeoutError):  # the brake says the rest

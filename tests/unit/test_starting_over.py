@@ -13,7 +13,14 @@ import pytest
 from ftsupervise.checkpoints.written import find_written
 from ftsupervise.model import GUARD, NOBODY, OUTPUT, Attempt, Cause, CauseKind, Failure, FailureKind
 from ftsupervise.run.decide import Budgets, NextAction, Situation, decide, stop_before
-from ftsupervise.run.start_over import ScriptPlace, keep_before, newest_left, note_written, resumption
+from ftsupervise.run.start_over import (
+    ScriptPlace,
+    keep_before,
+    loads_at_once,
+    newest_left,
+    note_written,
+    resumption,
+)
 from ftsupervise.rundir.attempt_pages import EndPage, StartPage, read_page, write_page
 from ftsupervise.rundir.heartbeat_page import write_beat
 from ftsupervise.rundir.paths import RunDir
@@ -155,6 +162,18 @@ def test_another_folder_is_named() -> None:
 
 def failed(one: Attempt, code: int = 1) -> Attempt:
     return one._replace(cause=Cause(CauseKind.EXIT, code=code), failure=Failure(FailureKind.CODE, f"exit {code}"))
+
+
+def test_the_brake_names_what_the_command_was_given_and_not_what_lies_beside_it(tmp_path: Path) -> None:
+    for name in ("out", "run"):
+        (tmp_path / name).mkdir()
+    with zipfile.ZipFile(tmp_path / "out" / "checkpoint_0000600.pth", "w") as file:
+        file.writestr("weights", "newer, and passed over")
+    place = ScriptPlace(RunDir(tmp_path / "run"), tmp_path / "out", ("python", "train.py"))
+    spent = [failed(one) for one in ledger_of((None, None), (None, None), left="")]
+    assert loads_at_once(place, spent) == str(tmp_path / "out" / "checkpoint_0000600.pth")
+    given = GivenCheckpoint(str(tmp_path / "out" / "checkpoint_0000500.pth"), 500)
+    assert loads_at_once(place, [one._replace(given=given) for one in spent]) == given.path
 
 
 def test_a_newer_checkpoint_is_progress_though_no_step_was_read() -> None:
