@@ -33,7 +33,7 @@ _OF_THE_MACHINES = frozenset(
 _OF_THE_PROGRAM = frozenset(
     {
         *(FailureClass.USER_CODE, FailureClass.MISMATCH, FailureClass.NUMBERS, FailureClass.START),
-        FailureClass.GPU_MEMORY,
+        *(FailureClass.GPU_MEMORY, FailureClass.DAMAGED),
     }
 )
 _OF_A_LIMIT = frozenset({FailureClass.DISK, FailureClass.HOST_MEMORY, FailureClass.GPU_MEMORY})

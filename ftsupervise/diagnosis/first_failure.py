@@ -58,7 +58,17 @@ ANCHORS = tuple(
             "no cuda",
             "signal",
         ),
-        *("watchdog", "acquire gil", "terminat", "mismatch", "due to", "no such", "remote process", "inconsistency"),
+        *(
+            "zipfile",
+            "watchdog",
+            "acquire gil",
+            "terminat",
+            "mismatch",
+            "due to",
+            "no such",
+            "remote process",
+            "inconsistency",
+        ),
     )
 )
 # Parts of the sentences themselves, of which a line must have one; they hold no digit.
