@@ -38,16 +38,16 @@ CAUSES = (
     (K.DAMAGED, "EOFError: No data left in file"),
     (K.DAMAGED, "EOFError: Ran out of input"),
     (K.DAMAGED, "EOFError: Compressed file ended before the end-of-stream marker was reached"),
-    (K.DAMAGED, ("ValueError: Failed to read all data for array. Expected (1000,) = 1000 elements, could only read 359 elements. "
-     "(file seems not fully written?)")),
+    (K.DAMAGED, ("ValueError: Failed to read all data for array. Expected (1000,) = 1000 elements, could only read 359 "
+     "elements. (file seems not fully written?)")),
     (K.DAMAGED, "_pickle.UnpicklingError: pickle data was truncated"),
     (K.DAMAGED, "_pickle.UnpicklingError: invalid load key, '\\x00'."),
     (K.DAMAGED, "zlib.error: Error -3 while decompressing data: incorrect header check"),
     (K.DAMAGED, ("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory. This is an "
      "internal miniz error.")),
     (K.DAMAGED, "RuntimeError: unexpected EOF, expected 500 more bytes. The file might be corrupted."),
-    (K.DAMAGED, ("safetensors._safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file not "
-     "fully covered")),
+    (K.DAMAGED, ("safetensors._safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file "
+     "not fully covered")),
     (K.NODE, "srun: error: Node failure on node-17"),
     (K.NODE, ("slurmstepd: error: *** STEP 77.0 ON node-3 CANCELLED AT 2026-11-02T10:11:12 DUE TO NODE "
      "FAILURE, SEE SLURMCTLD LOG ***")),
