@@ -13,6 +13,7 @@ from typing import Annotated, NamedTuple, Optional
 from ftsupervise import truth
 from ftsupervise.truth import (
     Beginning,
+    GivenCheckpoint,
     LeftCheckpoint,
     LossTrouble,
     NotFrom,
@@ -305,6 +306,7 @@ class Attempt(NamedTuple):
     source: str = ""  # who told the steps: one of ``SOURCES``; "": not known
     epoch: Optional[int] = None  # at the first step, where the output says so
     written: Optional[LeftCheckpoint] = None  # None where it has a guard, or nobody has looked
+    given: Optional[GivenCheckpoint] = None  # None where ``launch.resume`` had none for it, or is not set
     torn: tuple[TornSave, ...] = ()  # checkpoints that were torn when it began
     unread: str = ""  # where no step was found in its output: in words
     percent: Optional[PercentReached] = None  # where it prints a share of its work, and no step

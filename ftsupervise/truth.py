@@ -246,6 +246,14 @@ class LeftCheckpoint(NamedTuple):
     by_job: bool = False  # it lies in a folder that has the number of its job in its name: the next job's is another
 
 
+class GivenCheckpoint(NamedTuple):
+    """The checkpoint that the command of an attempt was told to go on from, by ``launch.resume``."""
+
+    path: Annotated[str, 4096] = ""
+    step: Optional[int] = None  # as its name says
+    at: Optional[datetime] = None  # when it was last written
+
+
 class TornSave(NamedTuple):
     """A checkpoint whose save was cut off, as an attempt found it before its command began. ``words()`` renders it."""
 

@@ -444,13 +444,12 @@ def _saved(found: RunDetail) -> Iterator[str]:
 
 def _resumes(seen: Status) -> Iterator[str]:
     """Say that a script without the guard has begun anew."""
-    from ftsupervise.rundir.starting_over import began_again, since_a_person, starts_over
+    from ftsupervise.rundir.starting_over import not_resumed
 
     try:
-        counted = since_a_person(seen.attempts, seen.rundir)
+        found, again = not_resumed(seen.attempts, seen.rundir)
     except OSError:
         return
-    found, again = starts_over(counted), began_again(counted)
     if again is not None and not seen.rundir.has_finished():
         yield f"  resume    {click.style(again.words(), fg='red')}"
     if found and not seen.rundir.has_finished():

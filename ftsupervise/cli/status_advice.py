@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.printable import printable
@@ -71,6 +72,9 @@ def advice_of(found: RunDetail, advised: Mapping[str, str]) -> Iterator[str]:
     elif found.row.braked:
         held = any(job.state.waiting for job in found.status.jobs or ())
         then = "the jobs that are held start again" if held else "then launch again: ftsupervise launch"
+        on = found.status.run.braked
+        if on is not None and on.loads:
+            yield f"{printable(on.set_aside())}   (where it crashes on {printable(Path(on.loads).name)})"
         yield f"ftsupervise clear --brake {run}   (once that is mended; {then})"
 
 

@@ -33,7 +33,7 @@ _OF_THE_MACHINES = frozenset(
 _OF_THE_PROGRAM = frozenset(
     {
         *(FailureClass.USER_CODE, FailureClass.MISMATCH, FailureClass.NUMBERS, FailureClass.START),
-        FailureClass.GPU_MEMORY,
+        *(FailureClass.GPU_MEMORY, FailureClass.DAMAGED),
     }
 )
 _OF_A_LIMIT = frozenset({FailureClass.DISK, FailureClass.HOST_MEMORY, FailureClass.GPU_MEMORY})
@@ -166,7 +166,8 @@ def _next_move(found: Diagnosis, one: Attempt, before: int, brake: Brake | None)
     kind, again = found.kind, f"it failed in this way for the {ordinal(before + 1)} time"
     if one.braked:
         why = f"{again}, and another start will too" if before else "its supervisor has stopped the run"
-        return NextMove.STOP, f"{why}; once that is mended: ftsupervise clear --brake"
+        first = f"{brake.first()}; " if brake is not None and brake.attempt == one.number and brake.loads else ""
+        return NextMove.STOP, f"{why}; {first}once that is mended: ftsupervise clear --brake"
     if kind in _OF_THE_MACHINES:
         return NextMove.RESTART, "the program did nothing wrong, and another start may have better nodes"
     if kind is FailureClass.UNKNOWN or found.confidence is Confidence.LOW:

@@ -26,7 +26,7 @@ from ftsupervise.diagnosis.frames import first_to_look_at
 from ftsupervise.diagnosis.vocabulary import EXCEPTION, SIGNS, TRACEBACK, FailureClass, Role, Sign, sign_in
 from ftsupervise.host.ownership import open_to_read
 from ftsupervise.host.processes import die_with_parent
-from ftsupervise.printable import OUR_LINE, printable
+from ftsupervise.printable import OUR_LINE, SLURMS_LINE, printable
 from ftsupervise.report.output import RANK_LABEL, rank_of
 
 # Words of which nearly each message of a failure has one; lower case. A test holds that each sign of the table has one.
@@ -58,7 +58,17 @@ ANCHORS = tuple(
             "no cuda",
             "signal",
         ),
-        *("watchdog", "acquire gil", "terminat", "mismatch", "due to", "no such", "remote process", "inconsistency"),
+        *(
+            "zipfile",
+            "watchdog",
+            "acquire gil",
+            "terminat",
+            "mismatch",
+            "due to",
+            "no such",
+            "remote process",
+            "inconsistency",
+        ),
     )
 )
 # Parts of the sentences themselves, of which a line must have one; they hold no digit.
@@ -76,6 +86,7 @@ LARGE = 200 << 20  # bytes from which on several processes read
 _ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?")
 _GLOG = re.compile(r"\[?[EIWF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,6})")
 _OURS = re.compile(OUR_LINE)
+_BETWEEN = re.compile(f"{OUR_LINE}|{SLURMS_LINE}")  # lines of others than the ranks, who write in the middle of theirs
 VARIES = re.compile(r"0x[0-9a-f]+|\d+", re.I)
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+), in (\S+)')
 
@@ -295,7 +306,7 @@ def _candidates(data: bytes, lines: _LinesOfRanks) -> Iterator[tuple[int, tuple[
         if shape in telling:
             after = _after_label(data, start)
             label = data[start:after]
-            if start >= behind.get(label, 0):
+            if start >= behind.get(label, 0) or _BETWEEN.match(line[:80].decode("latin-1")):
                 traced = data.startswith(b"Traceback (most", after)
                 if traced:
                     behind[label] = _end_of_traceback(data, start, lines)
@@ -373,6 +384,8 @@ def _traceback(data: bytes, start: int, lines: _LinesOfRanks) -> Iterator[tuple[
     yield start, first
     for at in islice(_lines_behind(data, start) if rank is None else lines.behind(start, rank), _FRAMES):
         line, of = _unlabelled(_line(data, at))
+        if rank is None and _BETWEEN.match(line):
+            continue
         if of != rank:
             return
         yield at, line

@@ -22,6 +22,7 @@ class FailureClass(str, Enum):
     NODE = "a node was lost"
     DISK = "no space on a disk"
     STORAGE = "a file system that failed"
+    DAMAGED = "a damaged file"  # that the program loads: a checkpoint, most often
     NETWORK = "the network between nodes"
     NUMBERS = "the loss is no number"
     MISMATCH = "ranks that called different collectives"
@@ -136,6 +137,15 @@ SIGNS: tuple[Sign, ...] = (
         "the file system's client died on that node; " + _LEAVE_OUT,
     ),
     _cause(FailureClass.STORAGE, "read-only file system", r"Read-only file system", "tell those who run the storage"),
+    _cause(
+        FailureClass.DAMAGED,
+        "zipfile|unpicklingerror|eoferror|pytorchstreamreader|unexpected eof|safetensorerror|all data for array|zlib.error",
+        r"^(?:\w+\.)*Bad(?:Zip|Gzip)File: |^(?:\w+\.)*UnpicklingError: (?:pickle data was truncated|invalid load key)"
+        r"|^EOFError: (?:Ran out of input|No data left in file|Compressed file ended)|^RuntimeError: PytorchStreamReader failed"
+        r"|^RuntimeError: unexpected EOF, expected \d+ more bytes|^(?:\w+\.)*SafetensorError: Error while deserializing"
+        r"|^ValueError: Failed to read all data for array|^zlib\.error: Error -\d",
+        "where it is the checkpoint that it loads: ftsupervise checkpoints set-aside; else fetch that file anew",
+    ),
     # ---------------------------------------------------------------- nodes and Slurm
     _cause(FailureClass.NODE, "node failure", r"Node failure on \S+|DUE TO NODE FAILURE"),
     _cause(FailureClass.NODE, "failed on node", r"Task launch for StepId=\S+ failed on node"),

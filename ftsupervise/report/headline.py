@@ -192,7 +192,8 @@ def _braked(brake: Brake, last: Attempt | None) -> tuple[str, str]:
     says_all = last is not None and last.failure is not None and last.failure.kind in _SAID_BY_THE_PROGRAM
     what = detail if detail and says_all else ": ".join(filter(None, (brake.failure, detail)))
     step = f" at step {brake.step:,}" if brake.step is not None else ""
-    do = "Fix the cause, then:"
+    first = brake.first()
+    do = f"W{first[1:]}. Fix the cause, then:" if first else "Fix the cause, then:"
     if brake.failure == "hang":
         where = f"attempts/{brake.attempt:04d}/evidence"
         do = f"Fix the cause (see {where}, and launch.restart.hang if it was only slow), then:"

@@ -27,7 +27,14 @@ from ftsupervise.checkpoints.divergence import go_back
 from ftsupervise.checkpoints.suspicion import suspect
 from ftsupervise.config.supervisor import default
 from ftsupervise.model import GUARD, Attempt, Cause, CauseKind, FailureKind
-from ftsupervise.rundir.starting_over import ADVICE, NOT_RESUMED, NOT_SEEN_TO_RESUME, must_hold, starts_over
+from ftsupervise.rundir.starting_over import (
+    ADVICE,
+    NOT_RESUMED,
+    NOT_SEEN_TO_RESUME,
+    left_before,
+    must_hold,
+    starts_over,
+)
 from ftsupervise.rundir.switches import LEFT
 from ftsupervise.units import show_duration
 
@@ -137,7 +144,7 @@ def stop_before(
     """
     if held := _begins_anew(attempts, budgets, first):
         return held
-    again = starts_over([one for one in attempts if one.number >= first])
+    again = starts_over([one for one in attempts if one.number >= first], left_before(attempts, first))
     spent = used_up(attempts, {one.attempt for one in again})
     most = budgets.members(spent[-1]) if spent else 0
     if not most or len(spent) < most:
@@ -165,7 +172,8 @@ def stop_before(
 
 def _begins_anew(attempts: Sequence[Attempt], budgets: Budgets, first: int) -> RestartDecision | None:
     """Return a stop where a script without the guard has begun anew for the second time, with a checkpoint left each time."""
-    again = starts_over([one for one in attempts if one.number >= first]) if budgets.same_failure else ()
+    counted = [one for one in attempts if one.number >= first] if budgets.same_failure else []
+    again = starts_over(counted, left_before(attempts, first))
     if not must_hold(again):
         return None
     why = f"{again[-1].words()} ({_times(len(again))}); {again[-1].why('')}"

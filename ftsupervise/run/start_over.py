@@ -20,7 +20,7 @@ from shlex import quote
 from typing import NamedTuple
 
 from ftsupervise.checkpoints.contents import contents_of
-from ftsupervise.checkpoints.layouts import place_in_name
+from ftsupervise.checkpoints.layouts import place_in_name, step_of
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.suspicion import may_come_of_a_checkpoint
 from ftsupervise.checkpoints.torn import Torn, find_torn, last_written, torn
@@ -38,8 +38,8 @@ from ftsupervise.rundir.paths import RunDir, tell
 from ftsupervise.rundir.pinned import seen_with
 from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.rundir.records import time_of
-from ftsupervise.rundir.starting_over import ADVICE, began_again, resumes, since_a_person, starts_over
-from ftsupervise.truth import BACK, LeftCheckpoint, PercentReached, TornSave
+from ftsupervise.rundir.starting_over import ADVICE, not_resumed, resumes, since_a_person
+from ftsupervise.truth import BACK, GivenCheckpoint, LeftCheckpoint, PercentReached, TornSave
 
 _SYSTEM = frozenset(("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "sbin", "sys", "usr"))
 _SEARCH = 5.0  # seconds
@@ -226,8 +226,11 @@ class _Keeping:
 
 def tell_a_start_over(place: ScriptPlace, number: int, say: Callable[[str], object]) -> None:
     """Say that attempt ``number`` has begun anew, as soon as its first step, or percentage, is known. Never raises."""
-    attempts = of_this_launch(place.rundir, number + 1)
-    found, again = starts_over(attempts), began_again(attempts)
+    try:
+        attempts = list(islice(ledger.backwards(place.rundir, number + 1), ledger.NEWEST))
+        found, again = not_resumed(attempts[::-1], place.rundir)
+    except OSError:
+        return
     if found and found[-1].attempt == number:
         say(f"{found[-1].words()}; {found[-1].why(' '.join(place.command))}; {ADVICE}")
     elif again is not None and again.attempt == number:
@@ -283,6 +286,7 @@ def resumption(place: ScriptPlace, asked: str, number: int) -> Resumption:
     path, refused = newest_left(place, before)
     if path is None:
         return Resumption((), ((ENV_RESUME, ""),), refused)
+    _note_given(place.rundir.attempt(number), path)
     filled = [word.replace("{checkpoint}", str(path)) for word in shlex.split(asked)]
     variables, words = list[tuple[str, str]](), list[str]()
     for word in filled:
@@ -292,6 +296,17 @@ def resumption(place: ScriptPlace, asked: str, number: int) -> Resumption:
         else:
             words.append(word)
     return Resumption(tuple(words), (*variables, (ENV_RESUME, shlex.join(words))))
+
+
+def _note_given(folder: Path, path: Path) -> None:
+    """Write down in the ``folder`` of an attempt what it is to go on from: where it begins there, it resumes. A copy that was
+    kept is as old as what it is of."""
+    try:
+        at = within(_SEARCH, lambda: time_of(path.stat()))
+        step = step_of(path.name) if place_in_name(path.name) else None  # a folder may have the number of a job
+        write_page(folder, GivenCheckpoint(str(path), step, at))
+    except (OSError, TimeoutError):  # where it begins is judged by what was left alone
+        pass
 
 
 def _why_not_anew(place: ScriptPlace, left: Sequence[Path]) -> str:
@@ -362,6 +377,8 @@ def loads_at_once(place: ScriptPlace, spent: Sequence[Attempt]) -> str:
         return ""
     if left := next((one.path for one in spent[-1].torn if not one.aside), ""):
         return left
+    if spent[-1].given is not None:
+        return spent[-1].given.path
     try:
         path = within(_SEARCH, lambda: last_written(place.folders(), place.ours(), place.trusted()))
     except (OSError, TimeoutError):  # the brake says the rest

@@ -17,6 +17,7 @@ from ftsupervise.rundir.paths import NOT_FROM, RESUMED
 from ftsupervise.rundir.records import read_record, write_json
 from ftsupervise.truth import (
     Beginning,
+    GivenCheckpoint,
     LeftCheckpoint,
     LinesWithoutStep,
     LossTrouble,
@@ -158,7 +159,8 @@ class VerdictPage(NamedTuple):
 
 # ``Resumed`` and ``NotFrom`` are rank 0's, which says from what it went on, and from which snapshot it did not although it was
 # told to: without that its end would speak against a snapshot that is good. ``PercentReached`` and ``LinesWithoutStep`` are
-# those of the follower of its output, which is a process of its own. ``LeftCheckpoint`` is what it wrote without a guard.
+# those of the follower of its output, which is a process of its own. ``LeftCheckpoint`` is what it wrote without a guard, and
+# ``GivenCheckpoint`` what it was to go on from.
 NAMES: dict[type, str] = {
     StartPage: "start.json",
     Beginning: "begins.json",
@@ -168,6 +170,7 @@ NAMES: dict[type, str] = {
     NotFrom: NOT_FROM,
     KeptSnapshotPage: "kept.json",
     LeftCheckpoint: "written.json",
+    GivenCheckpoint: "given.json",
     TornPage: "torn.json",
     PercentReached: "percent.json",
     LinesWithoutStep: "unread.json",

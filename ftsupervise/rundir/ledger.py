@@ -50,6 +50,7 @@ from ftsupervise.truth import (
     START,
     Beat,
     Beginning,
+    GivenCheckpoint,
     LeftCheckpoint,
     LinesWithoutStep,
     LossTrouble,
@@ -403,6 +404,7 @@ def with_pages(one: Attempt, folder: Path) -> Attempt:
     return one._replace(
         resumed=read_page(Resumed, folder),
         written=read_page(LeftCheckpoint, folder),
+        given=read_page(GivenCheckpoint, folder),
         torn=_torn(folder),
         percent=_percent(folder),
     )

@@ -15,11 +15,10 @@
       attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, progress.json (all ranks as
                           one, every few seconds), run.log (what the supervisor said), resumed.json, warning, deadline,
                           stopped.json, error.json, percent.json and unread.json (what its output shows in place of a
-                          step), lost.json (why it left no end), anchor.json (the newest checkpoint that
-                          it committed), not_from.json (the snapshot that it
-                          did not begin from), begins.json (from what it begins), written.json (what a script without
-                          the guard saved), copies.json,
-                          verdict.json (what ``diagnose`` says of one that failed),
+                          step), lost.json (why it left no end), anchor.json (the newest checkpoint it committed),
+                          not_from.json (the snapshot it did not begin from), begins.json (from what it begins),
+                          written.json (what a script without the guard saved), given.json (what one was given to
+                          resume from), copies.json, verdict.json (``diagnose`` of one that failed),
                           imports.json, tracker.json, asked.json (a person asks how the ranks are), evidence/ (of a
                           hang; now/: of that question), observed/ (decisions that were only told)
       kept/NNNN/          what such a script had saved last, kept from a start that may write over it; two of them at most

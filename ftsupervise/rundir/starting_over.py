@@ -13,7 +13,7 @@ from ftsupervise.model import GUARD, OUTPUT, Attempt
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import counts_from
-from ftsupervise.truth import LeftCheckpoint, show_percent_points
+from ftsupervise.truth import GivenCheckpoint, LeftCheckpoint, show_percent_points
 
 NOT_RESUMED = "it does not resume"
 NOT_SEEN_TO_RESUME = "it was not seen to resume"
@@ -57,10 +57,11 @@ class StartOver(NamedTuple):
 _FLAGS = ("resume", "from_checkpoint", "from-checkpoint", "init_from", "restore", "--load", "ckpt_path", "continue")
 
 
-def starts_over(attempts: Sequence[Attempt]) -> tuple[StartOver, ...]:
+def starts_over(attempts: Sequence[Attempt], earlier: LeftCheckpoint | None = None) -> tuple[StartOver, ...]:
     """Return the newest attempts in a row that began anew, oldest first; () where the last one that shows it goes on.
 
-    ``attempts``: those of one launch, in order. Attempts whose beginning is not known count neither way.
+    ``attempts``: those of one launch, in order. Attempts whose beginning is not known count neither way. ``earlier``: what was
+    left before the first of them (``left_before``).
     """
     found: list[StartOver] = []
     best: Attempt | None = None
@@ -72,7 +73,8 @@ def starts_over(attempts: Sequence[Attempt]) -> tuple[StartOver, ...]:
             found, best, origin = [], None, None
         elif known and one.source == OUTPUT:
             if best is not None and origin is not None:
-                again = _again(one, best, origin, left)
+                resumed = _goes_on(one, best, origin) or _nothing_newer(origin, one.given or left or earlier)
+                again = None if resumed else _again(one, best, left)
                 found = [*found, again] if again is not None else [] if _goes_on(one, best, origin) else found
             if best is None or (one.last_step or 0) > (best.last_step or 0):
                 best = one
@@ -87,7 +89,7 @@ def resumes(attempts: Sequence[Attempt]) -> bool:
     best: Attempt | None = None
     origin: Attempt | None = None
     for one in attempts:
-        if _guarded(one):
+        if _guarded(one) or (one.source == OUTPUT and _begins_behind_given(one)):
             return True
         if one.source == OUTPUT and one.first_step is not None:
             if best is not None and origin is not None and _goes_on(one, best, origin):
@@ -108,14 +110,18 @@ def _begins_at_the_beginning(one: Attempt, best: Attempt, origin: Attempt) -> bo
 
 
 def _goes_on(one: Attempt, best: Attempt, origin: Attempt) -> bool:
-    return not _begins_at_the_beginning(one, best, origin)
+    return _begins_behind_given(one) or not _begins_at_the_beginning(one, best, origin)
 
 
-def _again(one: Attempt, best: Attempt, origin: Attempt, left: LeftCheckpoint | None) -> StartOver | None:
+def _begins_behind_given(one: Attempt) -> bool:
+    """Return whether it begins right behind the checkpoint that it was given, whatever is known of the attempts before."""
+    step, begun = None if one.given is None else one.given.step, one.first_step or 0
+    return step is not None and begun > _FEW and -1 <= begun - step <= max(_FEW, _NEAR * step)
+
+
+def _again(one: Attempt, best: Attempt, left: LeftCheckpoint | None) -> StartOver | None:
     begun, last = one.first_step or 0, best.last_step or 0
-    if not _begins_at_the_beginning(one, best, origin) or last - begun < _FEW:
-        return None
-    if _nothing_newer(origin, left):
+    if last - begun < _FEW:
         return None
     path = "" if left is None else left.path
     mine = one.written.path.rpartition("/")[0] if one.written is not None else ""
@@ -123,10 +129,17 @@ def _again(one: Attempt, best: Attempt, origin: Attempt, left: LeftCheckpoint | 
     return StartOver(one.number, begun, best.number, last, path, other)
 
 
-def _nothing_newer(origin: Attempt, left: LeftCheckpoint | None) -> bool:
+def _nothing_newer(origin: Attempt, left: LeftCheckpoint | GivenCheckpoint | None) -> bool:
     """Return whether ``origin`` itself went on from somewhere and nothing was saved since: who begins there too resumes."""
-    went_on = (origin.first_step or 0) > _FEW
-    return went_on and left is not None and left.at is not None and left.at <= origin.started
+    begun = origin.first_step or 0
+    if begun <= _FEW or left is None or left.at is None or left.at > origin.started:
+        return False
+    return left.step is None or left.step <= begun + 1
+
+
+def left_before(attempts: Sequence[Attempt], number: int) -> LeftCheckpoint | None:
+    """Return what was left before attempt ``number``: it may have gone on from that. ``attempts``: in order."""
+    return next((one.written for one in reversed(attempts) if one.number < number and one.written is not None), None)
 
 
 class PercentOver(NamedTuple):
@@ -144,25 +157,28 @@ class PercentOver(NamedTuple):
         )
 
 
-def began_again(attempts: Sequence[Attempt]) -> PercentOver | None:
+def began_again(attempts: Sequence[Attempt], earlier: LeftCheckpoint | None = None) -> PercentOver | None:
     """Return that the newest attempt that shows a percentage began again; None where it did not, or steps say more.
 
-    ``attempts``: those of one launch, in order.
+    ``attempts``: those of one launch, in order. ``earlier``: as ``starts_over`` has it.
     """
     if any(one.first_step is not None or one.resumed is not None for one in attempts):
         return None
-    known = [(one.number, one.percent) for one in attempts if one.percent is not None]
+    known = [(one, one.percent) for one in attempts if one.percent is not None]
     if len(known) < 2:
         return None
-    (number, mine), before = known[-1], [(at, one) for at, one in known[:-1] if one.of == known[-1][1].of]
+    (newest, mine), before = known[-1], [(at, one) for at, one in known[:-1] if one.of == known[-1][1].of]
     if not before:
         return None
     best = max(before, key=lambda pair: pair[1].last)
-    begins = min(one.first for _, one in before)
+    origin, begins = min(((at, one.first) for at, one in before), key=lambda pair: pair[1])
     near = mine.first - begins <= _NEAR * (best[1].last - begins)
     if not near or best[1].last - mine.first < _LEAST or best[1].last >= 100:
         return None
-    return PercentOver(number, mine.first, best[0], best[1].last)
+    source = newest.given or left_before(attempts, newest.number) or earlier
+    if begins > _LEAST and source is not None and source.at is not None and source.at <= origin.started:
+        return None  # the first of them went on from it, and nothing was saved since
+    return PercentOver(newest.number, mine.first, best[0].number, best[1].last)
 
 
 def saves_elsewhere(attempts: Sequence[Attempt]) -> str:
@@ -184,6 +200,13 @@ def since_a_person(attempts: Sequence[Attempt], rundir: RunDir) -> list[Attempt]
     """Return the attempts that count: a person who launches again, or releases the brake, has looked. Raises OSError."""
     first, last = counts_from(rundir), launches(rundir, most=1)
     return [one for one in attempts if one.number >= first and (not last or one.started >= last[0].at)]
+
+
+def not_resumed(attempts: Sequence[Attempt], rundir: RunDir) -> tuple[tuple[StartOver, ...], PercentOver | None]:
+    """Return what ``starts_over`` and ``began_again`` say of the attempts that count. Raises OSError."""
+    counted = since_a_person(attempts, rundir)
+    earlier = left_before(attempts, counted[0].number) if counted else None
+    return starts_over(counted, earlier), began_again(counted, earlier)
 
 
 def must_hold(found: Sequence[StartOver]) -> bool:

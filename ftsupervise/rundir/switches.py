@@ -201,10 +201,18 @@ class Brake(NamedTuple):
         """Return what releases it. ``run``: the run directory, as a shell takes it."""
         if self.asks:
             return f"finished: ftsupervise clear --finished {run}; not finished: ftsupervise clear --brake {run}"
+        first = f"{self.first()}; " if self.loads else ""
+        return f"{first}fix the cause, then: ftsupervise clear --brake {run}"
+
+    def first(self) -> str:
+        """Return what to type before it is released, as a clause; "" where nobody knows."""
+        return f"where it crashes on {Path(self.loads).name}: {self.set_aside()}" if self.loads else ""
+
+    def set_aside(self) -> str:
+        """Return the command that sets aside what the program loads; "" where that is not known."""
         from shlex import quote  # here: a quick command has no need of it
 
-        aside = f"where it crashes on {Path(self.loads).name}: ftsupervise checkpoints set-aside {quote(self.loads)}; "
-        return f"{aside if self.loads else ''}fix the cause, then: ftsupervise clear --brake {run}"
+        return f"ftsupervise checkpoints set-aside {quote(self.loads)}" if self.loads else ""
 
     def words(self) -> str:
         step = f" at step {self.step}" if self.step is not None else ""

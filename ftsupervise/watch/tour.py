@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from ftsupervise.scheduler import Scheduler
 
 _FORECAST_KEPT = timedelta(days=1)
+_BACK = 20  # attempts of a group, back to one that has made a step
 _NEWS = timedelta(days=1)  # a group that has come back before that is no news
 _FIRST = 1  # the step, or the epoch, at which a loop begins
 BOUND = 8.0  # seconds that a step on a user's disk may take
@@ -474,12 +475,12 @@ def _groups_back(rundir: RunDir, known: JournalState, now: datetime) -> Iterator
         if row.attempt < 2 or row.back_in != row.attempt or was_announced(known, dedup, 0):
             continue
         with suppress(OSError):
-            found = tuple(islice(backwards(rundir.group(row.name), before=row.attempt + 1), 2))
+            found = tuple(islice(backwards(rundir.group(row.name), before=row.attempt + 1), _BACK))
             alone = (
-                table.place == "jobs" or len({one.job_id for one in found}) == 1
+                table.place == "jobs" or len({one.job_id for one in found[:2]}) == 1
             )  # else all began anew with their job
-            if len(found) == 2 and alone and now - found[0].started < _NEWS:
-                yield from group_back(row.name, found[1], found[0], row.missed)
+            if len(found) > 1 and alone and now - found[0].started < _NEWS:
+                yield from group_back(row.name, found[:0:-1], found[0], row.missed)
 
 
 def _remember(seen: RunLook, report: RunReport, news: Sequence[EventLine], orders: TickOrders) -> list[str]:
@@ -556,7 +557,8 @@ def events(
     for index, (before, attempt) in enumerate(zip([None, *attempts], attempts, strict=False)):
         up_to = attempts[: index + 1]
         anew = starts_over(up_to) if attempt.source == OUTPUT else ()
-        found += _begin(before, attempt, anew, began_again(up_to) if attempt.percent is not None else None)
+        percent = began_again(up_to) if attempt.percent is not None else None
+        found += _begin(before, attempt, _trained(up_to[:-1]), anew, percent)
         found += _damaged(attempt)
         found += _torn(attempt, attempts[index - 1] if index else None)
         found += _observed(attempt, attempts[index - 1] if index else None, run)
@@ -577,8 +579,17 @@ def events(
     return tuple(found)
 
 
+def _trained(before: Sequence[Attempt]) -> Attempt | None:
+    """Return the newest of these that has made a step: what it had reached is made again, whoever crashed at once since."""
+    return next((one for one in reversed(before) if one.last_step is not None), None)
+
+
 def _begin(
-    before: Attempt | None, attempt: Attempt, anew: Sequence[StartOver], again: PercentOver | None
+    before: Attempt | None,
+    attempt: Attempt,
+    trained: Attempt | None,
+    anew: Sequence[StartOver] = (),
+    again: PercentOver | None = None,
 ) -> list[Notice]:
     if not attempt.host:
         return []  # claimed, and nothing was started: a full disk, or a job that died at once
@@ -599,22 +610,30 @@ def _begin(
     lost, does, event = "", "goes on from", EventKind.RESUMED
     if attempt.source == OUTPUT and attempt.first_step <= _FIRST and (attempt.epoch or 0) <= _FIRST:
         does, event = "begins at", EventKind.STARTED
-    if before.last_step is not None and attempt.first_step <= before.last_step:
-        redone = before.last_step - attempt.first_step + 1
+    if (redone := _redone(trained, attempt)) and trained is not None:
         lost = f"; {redone} steps are done again" if redone > 1 else "; one step is done again"
+        lost += "" if trained.number == before.number else f": attempt {trained.number} had reached {trained.last_step}"
     gap = "" if before.ended is None else f" {show_duration(_stood(before.ended, attempt))} after"
     step = f" at step {before.last_step}" if before.last_step is not None else ""
     ended = f"attempt {before.number} ended{step} ({before.why() or 'cause unknown'})"
     text = (
         f"attempt {attempt.number} ({where}) {does} step {attempt.first_step}{f',{gap}' if gap else ':'} {ended}{lost}"
     )
-    dedup, quick = f"resumed-{attempt.number}", _is_quick(before, attempt)
+    dedup, quick = f"resumed-{attempt.number}", _is_quick(before, attempt, trained)
     return [happened(event, dedup, attempt.started, text, attempt=attempt.number, quick=quick)]
 
 
-def group_back(name: str, before: Attempt, attempt: Attempt, missed: int | None) -> list[Notice]:
-    """Return the event of a replica group that has come back alone, after its attempt ``before``; none where that was asked to
-    stop. ``missed``: steps that the others made meanwhile."""
+def _redone(trained: Attempt | None, attempt: Attempt) -> int:
+    """Return the steps that ``trained`` had made and this attempt makes again."""
+    if trained is None or trained.last_step is None or attempt.first_step is None:
+        return 0
+    return max(0, trained.last_step - attempt.first_step + 1)
+
+
+def group_back(name: str, earlier: Sequence[Attempt], attempt: Attempt, missed: int | None) -> list[Notice]:
+    """Return the event of a replica group that has come back alone, after its attempts ``earlier``, in order; none where the
+    last of them was asked to stop. ``missed``: steps that the others made meanwhile."""
+    before = earlier[-1]
     if before.cause is not None and before.cause.orderly:
         return []
     meanwhile = f"; the others made {count(missed, 'step')} meanwhile" if missed else ""
@@ -629,7 +648,7 @@ def group_back(name: str, before: Attempt, attempt: Attempt, missed: int | None)
             ),
             attempt=0,
         )
-        for event in _begin(before, attempt, (), None)
+        for event in _begin(before, attempt, _trained(earlier))
     ]
 
 
@@ -639,17 +658,16 @@ def _stood(ended: datetime, attempt: Attempt) -> float:
     return max(0.0, (attempt.started - ended).total_seconds() + (attempt.ready or 0.0))
 
 
-def _is_quick(before: Attempt, attempt: Attempt) -> bool:
+def _is_quick(before: Attempt, attempt: Attempt, trained: Attempt | None) -> bool:
     """Return whether the restart cost less than five minutes, steps made again included, and nothing odd was behind it."""
     if before.ended is None or before.hardware or attempt.first_step is None:
         return False
     if before.failure is not None and before.failure.kind is FailureKind.NUMBERS:
         return False
     cost = _stood(before.ended, attempt)
-    if before.last_step is not None and attempt.first_step <= before.last_step:
-        made = before.last_step - (before.first_step or before.last_step) + 1
-        each = (before.ended - before.started).total_seconds() / made
-        cost += each * (before.last_step - attempt.first_step + 1)
+    if (redone := _redone(trained, attempt)) and trained is not None and trained.last_step is not None:
+        made = trained.last_step - (trained.first_step or trained.last_step) + 1
+        cost += ((trained.ended or before.ended) - trained.started).total_seconds() / made * redone
     return cost < QUICK.total_seconds()
 
 

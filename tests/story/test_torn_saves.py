@@ -113,6 +113,18 @@ def test_where_it_is_only_told_the_brake_names_the_checkpoint_and_the_command_th
     seen = typed("status", ".", folder=tmp_path, env=env(tmp_path)).stdout
     assert typing in says(rundir, brake.attempt) and "checkpoints.torn says tell" in seen, seen
     assert f"none came as far as a step, and {torn} is what it loads" in brake.words()
+    first, then = (f"ftsupervise {one}" for one in (f"checkpoints set-aside {torn}   (where it", "clear --brake"))
+    assert first in seen and then in seen.partition(first)[2].partition("\n")[2], seen
+    told = json.loads(typed("check", "brake", "--json", folder=tmp_path, env=env(tmp_path)).stdout)
+    (alert,) = (one for one in told["findings"] if one["watchdog"] == "brake" and one["health"] == "bad")
+    assert (
+        alert["do"] == typing.replace("fix the cause", "fix what failed") + f"ftsupervise clear --brake {rundir.root}"
+    )
+    diagnosed = typed("diagnose", folder=tmp_path, env=env(tmp_path)).stdout
+    assert typing.partition(";")[0] in " ".join(diagnosed.split()), diagnosed
+    page = tmp_path / "report.html"
+    typed("report", "--output", page, folder=tmp_path, env=env(tmp_path), code=0)
+    assert typing.partition(";")[0][1:] in page.read_text()
     typed("checkpoints", "set-aside", torn, folder=tmp_path, env=env(tmp_path), code=0)
     typed("clear", "--brake", folder=tmp_path, env=env(tmp_path), code=0)
     until(lambda: read_finished(rundir), "the end of the run", 120)

@@ -23,7 +23,7 @@ from ftsupervise.probe import Probe, Ran
 from ftsupervise.rundir.heartbeat_page import SAVE_FAILED, write_beat
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import Finished, write_finished
-from ftsupervise.truth import Beat, Health
+from ftsupervise.truth import Beat, Health, TornSave
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs import load_watchdog
 from ftsupervise.watch.watchdogs.gpu import GpuState
@@ -307,6 +307,19 @@ def test_a_torn_save_of_a_script_with_a_form_of_its_own_is_a_warning_and_its_end
     scene.memory = {}  # the disk was full, and nothing was remembered
     found = scene.look("checkpoints")["whole"]
     assert (found.health, found.summary) == (Health.OK, "nothing says that checkpoint_0002.pth is torn")
+    torn = TornSave(
+        str(scene.rundir.checkpoints / "checkpoint_0002.pth"), "it is empty", 1, aside=str(tmp_path / "old")
+    )
+    began = datetime.fromtimestamp(scene.now - HOUR, timezone.utc)
+    for save, said in (
+        (torn, "checkpoint_0002.pth was saved anew, and nothing says that it is torn"),
+        (
+            torn._replace(aside="", stays="its loader has no other to take"),
+            "nothing says that checkpoint_0002.pth is torn",
+        ),
+    ):
+        scene.attempts = (Attempt(2, "88_2", began, torn=(save,)),)
+        assert scene.look("checkpoints")["whole"].summary == said
 
 
 def test_a_save_that_began_behind_the_list_of_checkpoints_is_not_torn(tmp_path: Path, probe: Probe) -> None:

@@ -32,6 +32,22 @@ CAUSES = (
     (K.STORAGE, "OSError: [Errno 5] Input/output error"),
     (K.STORAGE, "OSError: [Errno 107] Transport endpoint is not connected: '/lustre/run'"),
     (K.STORAGE, "OSError: [Errno 30] Read-only file system: 'log.txt'"),
+    (K.DAMAGED, "zipfile.BadZipFile: Bad CRC-32 for file 'weights.npy'"),
+    (K.DAMAGED, "zipfile.BadZipFile: File is not a zip file"),
+    (K.DAMAGED, "gzip.BadGzipFile: Not a gzipped file (b'xx')"),
+    (K.DAMAGED, "EOFError: No data left in file"),
+    (K.DAMAGED, "EOFError: Ran out of input"),
+    (K.DAMAGED, "EOFError: Compressed file ended before the end-of-stream marker was reached"),
+    (K.DAMAGED, ("ValueError: Failed to read all data for array. Expected (1000,) = 1000 elements, could only read 359 "
+     "elements. (file seems not fully written?)")),
+    (K.DAMAGED, "_pickle.UnpicklingError: pickle data was truncated"),
+    (K.DAMAGED, "_pickle.UnpicklingError: invalid load key, '\\x00'."),
+    (K.DAMAGED, "zlib.error: Error -3 while decompressing data: incorrect header check"),
+    (K.DAMAGED, ("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory. This is an "
+     "internal miniz error.")),
+    (K.DAMAGED, "RuntimeError: unexpected EOF, expected 500 more bytes. The file might be corrupted."),
+    (K.DAMAGED, ("safetensors._safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file "
+     "not fully covered")),
     (K.NODE, "srun: error: Node failure on node-17"),
     (K.NODE, ("slurmstepd: error: *** STEP 77.0 ON node-3 CANCELLED AT 2026-11-02T10:11:12 DUE TO NODE "
      "FAILURE, SEE SLURMCTLD LOG ***")),
@@ -90,6 +106,8 @@ NOTHING = (
     "loading finance dataset: 120 banana rows, 3 informative ones",
     "killing time until the queue is empty",
     "compiled with CUDA 12.8, no errors so far",
+    "shard 12 is left out: zipfile.BadZipFile: File is not a zip file",
+    "EOFError: EOF when reading a line",
 )
 
 

@@ -107,6 +107,22 @@ def test_an_exception_of_the_program_need_not_be_called_an_error(tmp_path: Path,
     assert (found.first.kind, found.first.text) == (FailureClass.USER_CODE, said)
 
 
+@pytest.mark.parametrize("at", range(1, 6))
+def test_slurm_and_we_write_in_the_middle_of_a_traceback(tmp_path: Path, at: int) -> None:
+    lines = traceback("data.BadBatch: batch 44 is empty").splitlines(keepends=True)
+    lines[at:at] = [
+        "srun: error: node-3: task 0: Exited with exit code 1\n",
+        "srun: launch/slurm: _step_signal: Terminating StepId=89.2\n",
+        "slurmstepd-node-4: error: *** STEP 89.2 ON node-4 CANCELLED AT 2026-11-29T15:17:24 ***\n",
+        "srun: error: node-4: task 1: Terminated\n",
+        "2026-11-29T15:17:24Z ftsupervise: SIGTERM: passed on to the command\n",
+    ]
+    found = read(tmp_path, {0: "".join(lines)})
+    assert found.first is not None and found.first.where == "train.py:42 step"
+    assert (found.first.kind, found.first.text) == (FailureClass.USER_CODE, "data.BadBatch: batch 44 is empty")
+    assert any(one.first.text.endswith("task 1: Terminated") for one in found.groups), "what Slurm says is read too"
+
+
 def test_a_line_of_somebody_else_within_a_traceback_is_no_exception(tmp_path: Path) -> None:
     cut = traceback("INFO: step 44 is done") + traceback("step 45: loss 2.31") + traceback("loss: 2.31")
     assert read(tmp_path, {0: cut}).first is None

@@ -12,7 +12,7 @@ from ftsupervise.rundir.log_lines import lines
 from ftsupervise.rundir.percent_reader import PercentReader
 from ftsupervise.rundir.starting_over import began_again, must_hold, starts_over
 from ftsupervise.rundir.step_reader import StepReader
-from ftsupervise.truth import PercentReached
+from ftsupervise.truth import GivenCheckpoint, PercentReached
 
 NOW = datetime(2026, 11, 26, tzinfo=timezone.utc)
 
@@ -97,6 +97,18 @@ def test_one_that_begins_again_is_told_and_nothing_is_held_for_it() -> None:
     assert again is not None
     assert again.words() == "attempt 2 began again at 0.1 %, attempt 1 had reached 63.2 %: it does not resume"
     assert starts_over(attempts) == () and not must_hold(starts_over(attempts))
+
+
+def test_two_that_go_on_from_the_same_checkpoint_by_their_percentages_resume_both() -> None:
+    reached = PercentReached(60, 50, of="a"), PercentReached(64, 50, of="a")
+    first, second = (attempt(number, one) for number, one in enumerate(reached, 1))
+    given = GivenCheckpoint("out/half.pt", None, first.started - timedelta(minutes=1))
+    assert began_again([first, second]) is not None
+    assert began_again([first, second._replace(given=given)]) is None
+    late = given._replace(at=first.started + timedelta(minutes=1))
+    assert began_again([first, second._replace(given=late)]) is not None, "the first of them had saved that"
+    anew = PercentReached(64, 0, of="a")
+    assert began_again([attempt(1, anew), attempt(2, anew, given=given)]) is not None
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,19 @@ import pytest
 from ftsupervise.checkpoints.written import find_written
 from ftsupervise.model import GUARD, NOBODY, OUTPUT, Attempt, Cause, CauseKind, Failure, FailureKind
 from ftsupervise.run.decide import Budgets, NextAction, Situation, decide, stop_before
-from ftsupervise.run.start_over import ScriptPlace, keep_before, newest_left, note_written, resumption
-from ftsupervise.rundir.attempt_pages import EndPage, StartPage, write_page
+from ftsupervise.run.start_over import (
+    ScriptPlace,
+    keep_before,
+    loads_at_once,
+    newest_left,
+    note_written,
+    resumption,
+)
+from ftsupervise.rundir.attempt_pages import EndPage, StartPage, read_page, write_page
 from ftsupervise.rundir.heartbeat_page import write_beat
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.starting_over import must_hold, resumes, starts_over
-from ftsupervise.truth import Beat, LeftCheckpoint, Resumed
+from ftsupervise.rundir.starting_over import left_before, must_hold, resumes, starts_over
+from ftsupervise.truth import Beat, GivenCheckpoint, LeftCheckpoint, Resumed
 
 BEGAN = datetime(2026, 11, 25, tzinfo=timezone.utc)
 Seen = tuple[int | None, int | None]
@@ -77,6 +84,31 @@ def test_two_that_go_on_from_the_same_checkpoint_resume_both() -> None:
         assert len(starts_over([one._replace(written=left) for one in attempts])) == told
 
 
+def test_one_that_begins_right_behind_what_it_was_given_resumes_whatever_is_known_of_those_before() -> None:
+    """The first of those that count lived for two seconds, and what it went on from was left before a person launched."""
+    first, second = [one._replace(written=None) for one in ledger_of((3101, 3107), (3101, 3220))]
+    assert starts_over([first, second])
+    given = GivenCheckpoint("out/checkpoint_0003100.pth", 3100, first.started - timedelta(minutes=1))
+    assert not starts_over([first, second._replace(given=given)]) and resumes([second._replace(given=given)])
+    unnamed = given._replace(path="out/latest.pt", step=None)
+    assert not starts_over([first, second._replace(given=unnamed)]), "it is older than the first of them"
+    anew = [one._replace(first_step=1, given=given) for one in (first, second)]
+    assert starts_over(anew) and not resumes(anew), "it was given one, and has not gone on from it"
+    newer = LeftCheckpoint("out/checkpoint_0003150.pth", 3150, first.started + timedelta(minutes=1))
+    assert starts_over([first._replace(written=newer), second])
+    assert not starts_over([first._replace(written=newer), second._replace(given=given)]), "that one was of no use"
+
+
+def test_what_was_left_before_a_person_launched_is_what_the_first_attempt_since_went_on_from() -> None:
+    old, first, second = ledger_of((2301, 3108), (3101, 3107), (3101, 3220), left="")
+    old = old._replace(written=LeftCheckpoint("out/checkpoint_0003100.pth", 3100, old.ended))
+    spent = [one._replace(ended=one.started + timedelta(seconds=2)) for one in (first, second)]
+    assert starts_over(spent) and not starts_over(spent, left_before([old, *spent], 2))
+    assert left_before([old, *spent], 1) is None
+    other = LeftCheckpoint("out/checkpoint_0009000.pth", 9000, old.ended)
+    assert starts_over(spent, other), "the first of them did not go on from that"
+
+
 def test_the_second_start_over_with_a_checkpoint_left_each_time_is_held_and_none_without_one() -> None:
     attempts = ledger_of((0, 1690), (0, 800), (0, 700))
     assert not must_hold(starts_over(attempts[:2])) and must_hold(starts_over(attempts))
@@ -130,6 +162,18 @@ def test_another_folder_is_named() -> None:
 
 def failed(one: Attempt, code: int = 1) -> Attempt:
     return one._replace(cause=Cause(CauseKind.EXIT, code=code), failure=Failure(FailureKind.CODE, f"exit {code}"))
+
+
+def test_the_brake_names_what_the_command_was_given_and_not_what_lies_beside_it(tmp_path: Path) -> None:
+    for name in ("out", "run"):
+        (tmp_path / name).mkdir()
+    with zipfile.ZipFile(tmp_path / "out" / "checkpoint_0000600.pth", "w") as file:
+        file.writestr("weights", "newer, and passed over")
+    place = ScriptPlace(RunDir(tmp_path / "run"), tmp_path / "out", ("python", "train.py"))
+    spent = [failed(one) for one in ledger_of((None, None), (None, None), left="")]
+    assert loads_at_once(place, spent) == str(tmp_path / "out" / "checkpoint_0000600.pth")
+    given = GivenCheckpoint(str(tmp_path / "out" / "checkpoint_0000500.pth"), 500)
+    assert loads_at_once(place, [one._replace(given=given) for one in spent]) == given.path
 
 
 def test_a_newer_checkpoint_is_progress_though_no_step_was_read() -> None:
@@ -287,4 +331,7 @@ def test_what_an_attempt_saved_that_was_lost_with_its_node_is_gone_on_from(tmp_p
             write_beat(rundir, Beat(0, last, "train", begun + timedelta(seconds=1740), facts=facts))
     place = ScriptPlace(rundir, rundir.checkpoints, ("python", "train.py", f"--out={out}"))
     assert keep_before(place, 4, lambda seconds: True, lambda words: None)
+    rundir.attempt(4).mkdir()
     assert resumption(place, "--resume {checkpoint}", 4).words == ("--resume", str(saves[-1]))
+    given = read_page(GivenCheckpoint, rundir.attempt(4))
+    assert given is not None and (given.path, given.step) == (str(saves[-1]), 900) and given.at is not None

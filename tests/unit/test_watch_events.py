@@ -57,6 +57,20 @@ def test_what_begins_at_its_first_step_does_not_go_on() -> None:
     assert later[1].event is EventKind.RESUMED, "the steps of its sixth epoch"
 
 
+def test_what_is_made_again_counts_from_the_last_that_trained_though_others_crashed_at_once_since() -> None:
+    crashed = [attempt(number, "exit 1", first=None, last=None, minutes=5 * number) for number in (2, 3)]
+    told = events([attempt(1, "time limit"), *crashed, attempt(4, first=101, minutes=21)], finished_at=None)
+    assert told[1].finding.summary == (
+        "attempt 4 (job 88_4) goes on from step 101, 1m after attempt 3 ended (exit 1); "
+        "40 steps are done again: attempt 1 had reached 140"
+    )
+    slow = attempt(1, "time limit")._replace(started=T0 - timedelta(hours=2))
+    (_, told_slow) = events([slow, *crashed, attempt(4, first=101, minutes=21)], finished_at=None)
+    assert told[1].quick and not told_slow.quick, "forty steps of a minute are five minutes of training lost"
+    past = attempt(4, first=141, minutes=21)
+    assert "again" not in events([attempt(1, "time limit"), *crashed, past], finished_at=None)[1].finding.summary
+
+
 def test_one_step_that_is_made_again_is_one_step() -> None:
     told = events([attempt(1, "killed by SIGKILL"), attempt(2, first=140, minutes=5.05)], finished_at=None)
     assert told[1].finding.summary.endswith("; one step is done again")

@@ -13,7 +13,7 @@ from ftsupervise.watch import Look
 WORDS = Words(
     "Nothing trains. The members of the chain stay in the queue, held, until a person has looked.",
     "ftsupervise diagnose {run_dir}",
-    "fix what failed, then: ftsupervise clear --brake {run_dir}",
+    "{first}fix what failed, then: ftsupervise clear --brake {run_dir}",
     Severity.CRITICAL,
 )
 
@@ -29,16 +29,19 @@ def check(look: Look, settings: object) -> Iterator[Finding]:
     try:
         on = look.brake()
     except OSError as error:
-        yield look.finding("chain", Health.UNKNOWN, f"the brake cannot be read: {error.strerror}", WORDS)
+        yield look.finding(
+            "chain", Health.UNKNOWN, f"the brake cannot be read: {error.strerror}", WORDS, names={"first": ""}
+        )
         return
     if on is None:
-        yield look.finding("chain", Health.OK, "the brake is off", WORDS)
+        yield look.finding("chain", Health.OK, "the brake is off", WORDS, names={"first": ""})
         return
     held = f"; held: {named('job', on.held)}" if on.held else ""
     if on.asks and look.rundir.finished.exists():
         yield look.finding("chain", Health.OK, "the run is finished", QUESTION)
         return
     text = f"{'is it finished? ' if on.asks else 'stopped by the brake: '}{on.words()}{held}"
+    names = {"first": f"{on.first()}; " if on.loads else ""}
     words = QUESTION if on.asks else WORDS
     why = "" if on.asks else look.why(next((one for one in look.attempts if one.number == on.attempt), None))
-    yield look.finding("chain", Health.BAD, text, words, since=as_time(on.at), value=on.failure, why=why)
+    yield look.finding("chain", Health.BAD, text, words, since=as_time(on.at), value=on.failure, why=why, names=names)

@@ -274,7 +274,7 @@ def _whole(look: Look, settings: Settings, ones: tuple[Written, ...], now: float
     good = next((one for one in seen if one["state"] in _GOOD), None)
     own = good is None and not any(one["manifest"] for one in seen)  # not a known form: it may be torn, never whole
     if own and (not seen or _says_nothing(seen[0])):
-        yield _finding(look, "whole", False, f"nothing says that {checkpoint_words(ones[-1].name)} is torn")
+        yield _finding(look, "whole", False, _silent(look, ones[-1].name))
         return
     silent = next((one for one in seen if own and _says_nothing(one)), None)
     wanting = [one for one in seen if one["state"] not in _GOOD and not (own and _says_nothing(one))]
@@ -295,6 +295,13 @@ def _whole(look: Look, settings: Settings, ones: tuple[Written, ...], now: float
     text = f"{checkpoint_words(wrong)}; {rest}" if settled else f"the newest checkpoint may not be complete yet; {rest}"
     bad = None if blind and settled else bool(settled)
     yield _finding(look, "whole", bad, text, severity=severity)
+
+
+def _silent(look: Look, name: str) -> str:
+    """Return that nothing is against the newest; of one that has the name of a torn one that it is another."""
+    moved = any(Path(torn.path).name == name for one in look.attempts for torn in one.torn if torn.aside)
+    anew = f"{checkpoint_words(name)} was saved anew, and nothing says that it is torn"
+    return anew if moved else f"nothing says that {checkpoint_words(name)} is torn"
 
 
 def _too_old(good: dict[str, Any], settings: Settings, ones: tuple[Written, ...], now: float) -> str:

@@ -14,7 +14,7 @@ from ftsupervise.config.find_run import outputs
 from ftsupervise.findings import Finding, Words
 from ftsupervise.model import OUTPUT, Attempt, CauseKind
 from ftsupervise.rundir.launches import launches
-from ftsupervise.rundir.starting_over import ADVICE, began_again, saves_elsewhere, since_a_person, starts_over
+from ftsupervise.rundir.starting_over import ADVICE, not_resumed, saves_elsewhere, since_a_person
 from ftsupervise.rundir.switches import KILL
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
@@ -83,7 +83,7 @@ def _resumes(look: Look) -> Finding:
     counted = since_a_person(look.attempts, look.rundir)
     kept = any(one.written is not None and one.written.kept for one in counted)
     names = {"advice": ADVICE, "kept": f"; what was left is kept in {look.rundir.root}/kept" if kept else ""}
-    found, again = starts_over(counted), began_again(counted)
+    found, again = not_resumed(look.attempts, look.rundir)
     command = look.run.launch.command
     text = "no attempt has begun anew"
     if found:
