@@ -132,6 +132,7 @@ class Item:
     at: str  # ISO 8601
     since_iso: str
     until_iso: str  # when a service may end it by itself
+    times: int  # that it came and went, until it was over for good
 
     @property
     def brief(self) -> bool:
@@ -286,7 +287,7 @@ def _item(notice: Notice, message: Message, ended: datetime | None) -> Item:
         value=found.value,
         limit=found.limit,
         since=stamp(notice.since) if notice.since and not event else "",
-        age=lasted if not event else "",
+        age=lasted if not event and notice.times == 1 else "",
         ended=stamp(at) if ends or over else "",
         meaning="" if ends else found.meaning,
         why="" if ends else found.why,
@@ -303,6 +304,7 @@ def _item(notice: Notice, message: Message, ended: datetime | None) -> Item:
         at=at.isoformat(),
         since_iso=(notice.since or at).isoformat(),
         until_iso=(at + STANDS).isoformat(),
+        times=notice.times,
     )
 
 

@@ -415,7 +415,8 @@ def queue_findings(progress: TickProgress, now: datetime) -> list[Finding]:
 def _notify(
     seen: RunLook, journal: Journal, now: datetime, *, context: Sequence[Finding]
 ) -> tuple[RunReport, list[EventLine]]:
-    recorded = record(journal, seen.findings, seen.run.alerts, now, run_name=seen.run.name, context=context)
+    findings = _final(seen.findings) if seen.rundir.finished.exists() else seen.findings
+    recorded = record(journal, findings, seen.run.alerts, now, run_name=seen.run.name, context=context)
     said, news = [], [of_notice(notice, seen.rundir) for notice in recorded.notices]
     known = journal.latest
     for event in (*_events(seen), *_groups_back(seen.rundir, known, now)):
@@ -433,6 +434,11 @@ def _notify(
     shown = tuple(finding for finding in seen.findings if finding.health is not Health.OK)
     report = RunReport(seen.run.name, shown, recorded.firing, recorded.notices, tuple(said), len(seen.findings))
     return report, news
+
+
+def _final(findings: Sequence[Finding]) -> list[Finding]:
+    """Return what was found of a run that has finished: but for its disks, what is good stays good."""
+    return [replace(one, final=one.health is Health.OK and one.disk is None) for one in findings]
 
 
 def _failed_before(seen: RunLook, event: Notice) -> VerdictPage | None:

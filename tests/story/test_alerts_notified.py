@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -11,10 +12,11 @@ from ftsupervise.alerts.record import announce, record
 from ftsupervise.alerts.wording import disk
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.findings import EventKind, Finding, Reason, Severity, happened
+from ftsupervise.report.alert_rows import alert_rows
 from ftsupervise.truth import Health
 from tests.neighbours.slack import SlackServer
 from tests.neighbours.smtp import MailServer, certificate
-from tests.story.alerting_scene import RUN, T0, bot, mailbox, minutes, secret, settings
+from tests.story.alerting_scene import RUN, T0, alerts_cli, bot, mailbox, minutes, secret, settings
 
 
 def tick(journal: Journal, alerts: Alerts, now: datetime, *findings: Finding) -> list[Reason]:
@@ -41,6 +43,30 @@ def test_an_incident_is_told_once_repeated_once_and_told_to_be_over(
     post, repeat, over = slack.posts
     assert post.edits == 1 and "RESOLVED" in post.text and "it lasted 4h 10m" in post.readable()
     assert repeat.thread_ts == over.thread_ts == post.ts
+
+
+def test_an_alert_that_is_kept_open_since_it_comes_and_goes_is_not_shown_as_wrong_and_its_end_is_not_one_long_trouble(
+    mail: MailServer, slack: SlackServer, journal: Journal, tmp_path: Path
+) -> None:
+    """Between 15:42 and 16:08 fifteen attempts trained, and at its end one heard that it had lasted for 25 minutes."""
+    alerts = settings([mailbox(mail), bot(slack, tmp_path)])
+    good, bad = disk(RUN, T0, health=Health.OK), disk(RUN, T0)
+    for at, seen in enumerate((bad, good, bad, good, bad)):
+        tick(journal, alerts, minutes(at), replace(seen, summary=f"look {at}"))
+    for at, seen, fires in ((5, good, 0), (6, bad, 1), (7, good, 0)):
+        looked = replace(seen, summary=f"look {at}")
+        recorded = record(journal, [looked], alerts, minutes(at), run_name=RUN)
+        assert (not recorded.notices, len(recorded.firing)) == (True, fires)
+    shown = alerts_cli(journal)
+    assert "calm " in shown and "over for now: look 7" in shown and "look 6" not in shown, shown
+    assert "came 2 times since 2026-11-21 02:14 UTC" in shown
+    (row,) = (row for row in alert_rows(journal.read()) if row.ended is None)
+    assert (row.word, row.summary, row.do) == ("calm", "over for now: look 7", "")
+    assert tick(journal, alerts, minutes(8), replace(good, final=True)) == [Reason.RESOLVED], "a run that has finished"
+    over = str(mail.mails[-1].get_content())
+    assert "It is over. It came 2 times between 2026-11-21 02:14 UTC and 2026-11-21 02:17 UTC." in over
+    assert "lasted" not in over and "since " not in over and "last     look 6" in over, over
+    assert "it came 2 times since 2026-11-21 02:14 UTC" in slack.posts[-2].readable(), "the first post of it, edited"
 
 
 def test_what_has_happened_is_not_said_to_have_ended_with_the_trouble_beside_it(
