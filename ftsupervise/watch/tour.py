@@ -559,14 +559,18 @@ def events(
     where no attempt began.
     """
     found = _observed_alone(alone, run)
+    stopped = False  # that was told: what ends it is told at once, however little it cost
     for index, (before, attempt) in enumerate(zip([None, *attempts], attempts, strict=False)):
         up_to = attempts[: index + 1]
         anew = starts_over(up_to) if attempt.source == OUTPUT else ()
-        found += _begin(before, attempt, anew, began_again(up_to) if attempt.percent is not None else None)
+        begun = _begin(before, attempt, anew, began_again(up_to) if attempt.percent is not None else None)
+        found += [replace(one, quick=one.quick and not stopped) for one in begun]
         found += _damaged(attempt)
         found += _torn(attempt, attempts[index - 1] if index else None)
         found += _observed(attempt, attempts[index - 1] if index else None, run)
-        found += _end(attempt, raised if attempt is attempts[-1] else "")
+        ended = _end(attempt, raised if attempt is attempts[-1] else "")
+        stopped = bool(ended) or (stopped and not begun)
+        found += ended
     if finished_at is not None:
         last = attempts[-1] if attempts else None
         step = last.last_step if last and last.last_step is not None else step
