@@ -42,7 +42,7 @@ from ftsupervise.alerts.step import (
     step,
 )
 from ftsupervise.alerts.wording import ENDS, clean, one_line
-from ftsupervise.findings import Alert, AlertState, EventKind, Finding, Notice, Reason
+from ftsupervise.findings import Alert, EventKind, Finding, Notice, Reason
 from ftsupervise.truth import Health
 
 if TYPE_CHECKING:
@@ -254,9 +254,7 @@ def _causes(state: JournalState, by_id: dict[str, Finding], context: Sequence[Fi
     still = [
         a.finding
         for i, a in state.alerts.items()
-        if a.is_bad
-        and (i not in by_id or by_id[i].health is Health.UNKNOWN)
-        and about.now - a.seen < FORGET_AFTER
+        if a.is_bad and (i not in by_id or by_id[i].health is Health.UNKNOWN) and about.now - a.seen < FORGET_AFTER
     ]
     return [f for f in (*now_bad, *still) if explained_by(f)]
 
