@@ -295,7 +295,7 @@ def _item(notice: Notice, message: Message, ended: datetime | None) -> Item:
         do="" if ends else found.do,
         ack=command(f"alerts ack {notice.alert_id}", message.where) if acting else "",
         silence=command(f"alerts silence {notice.alert_id} --for 4h", message.where) if acting else "",
-        note=one_line(notice.note, 500),
+        note="" if _is_said(notice, message) else one_line(notice.note, 500),
         detail="" if ends else found.detail,
         key=_dedup_key(notice, message),
         incident=f"{message.source}-{notice.alert_id}-{notice.incident}",
@@ -305,6 +305,16 @@ def _item(notice: Notice, message: Message, ended: datetime | None) -> Item:
         since_iso=(notice.since or at).isoformat(),
         until_iso=(at + STANDS).isoformat(),
         times=notice.times,
+    )
+
+
+def _is_said(notice: Notice, message: Message) -> bool:
+    """Return whether a restart in the same message says what its note says: that this attempt trains."""
+    return notice.reason in ENDS and any(
+        one.event is EventKind.RESUMED
+        and one.finding.run == notice.finding.run
+        and notice.note.startswith(f"Now: attempt {one.attempt} trains")
+        for one in message.notices
     )
 
 

@@ -82,6 +82,23 @@ def test_what_has_happened_is_not_said_to_have_ended_with_the_trouble_beside_it(
     assert post.readable().count("It ended at") == 1
 
 
+def test_an_end_and_the_restart_that_made_it_say_once_in_one_mail_that_the_run_goes_on(
+    mail: MailServer, journal: Journal
+) -> None:
+    alerts = settings([mailbox(mail)])
+    bad = Finding(RUN, "recovery", "attempt", Health.BAD, Severity.WARNING, "attempt 1 failed", T0)
+    good = replace(bad, health=Health.OK, summary="attempt 2 trains, from step 7")
+    for at, number in ((0, 2), (10, 3)):
+        tick(journal, alerts, minutes(at), bad)
+        record(journal, [good], alerts, minutes(at + 1), run_name=RUN)
+        event = happened(EventKind.RESUMED, f"resumed-{number}", minutes(at + 1), "goes on", attempt=number, run=RUN)
+        announce(journal, alerts, event, minutes(at + 1))
+        deliver([journal], alerts, minutes(at + 1), jitter=lambda: 0.0)
+    _, same, _, other = (str(one.get_content()) for one in mail.mails)
+    assert "RESOLVED" in same and "RESUMED" in same and "Now:" not in same, same
+    assert "Now: attempt 2 trains" in other, "the restart beside it is another one"
+
+
 def test_a_new_trouble_is_never_hidden_in_the_thread_of_an_old_one(
     slack: SlackServer, journal: Journal, tmp_path: Path
 ) -> None:
