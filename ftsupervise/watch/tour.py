@@ -415,8 +415,7 @@ def queue_findings(progress: TickProgress, now: datetime) -> list[Finding]:
 def _notify(
     seen: RunLook, journal: Journal, now: datetime, *, context: Sequence[Finding]
 ) -> tuple[RunReport, list[EventLine]]:
-    findings = _final(seen.findings) if seen.rundir.finished.exists() else seen.findings
-    recorded = record(journal, findings, seen.run.alerts, now, run_name=seen.run.name, context=context)
+    recorded = record(journal, _final(seen), seen.run.alerts, now, run_name=seen.run.name, context=context)
     said, news = [], [of_notice(notice, seen.rundir) for notice in recorded.notices]
     known = journal.latest
     for event in (*_events(seen), *_groups_back(seen.rundir, known, now)):
@@ -436,9 +435,13 @@ def _notify(
     return report, news
 
 
-def _final(findings: Sequence[Finding]) -> list[Finding]:
-    """Return what was found of a run that has finished: but for its disks, what is good stays good."""
-    return [replace(one, final=one.health is Health.OK and one.disk is None) for one in findings]
+def _final(seen: RunLook) -> Sequence[Finding]:
+    """Return what was found; of a run that has finished, but for its disks, what is good stays good."""
+    try:
+        finished = read_finished(seen.rundir) is not None
+    except OSError:
+        finished = False
+    return [replace(one, final=finished and one.health is Health.OK and one.disk is None) for one in seen.findings]
 
 
 def _failed_before(seen: RunLook, event: Notice) -> VerdictPage | None:
