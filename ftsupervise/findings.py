@@ -69,6 +69,7 @@ class Finding:
         ""  # what ``diagnose`` says of the failure behind it: class, place, confidence, and the line that decides
     )
     disk: OfDisk | None = None  # where it is about a file system: the subject as a value
+    final: bool = False  # good, and it stays so: the run has finished
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -163,7 +164,9 @@ class Alert:
     since: datetime | None = None  # when the trouble began
     fired: datetime | None = None
     came: tuple[datetime, ...] = ()  # within the last day, oldest first: it fired, or was bad again after a good look
+    times: int = 1  # the same, of this incident
     good_since: datetime | None = None  # it fires, but the last looks were good
+    good: str = ""  # what they found
     ended: datetime | None = None
     incident: int = 0  # its number, which no other incident of this alert ever has; part of every key
     notified: datetime | None = None  # the last message of this incident
@@ -181,6 +184,20 @@ class Alert:
     muted: str = ""  # why nobody is notified at present: a silence, or what inhibits it
     muted_until: datetime | None = None  # the last check at which it fired and was muted
     blind_since: datetime | None = None  # nobody could see it since
+
+    @property
+    def is_bad(self) -> bool:
+        """Return whether it fires and is so now: not one that is kept open for a while, since it comes and goes."""
+        return self.state is AlertState.FIRING and self.good_since is None
+
+    @property
+    def word(self) -> str:
+        """Return its state in a word: "firing", "pending"; "calm" of one that is over for now."""
+        return "calm" if self.state is AlertState.FIRING and not self.is_bad else self.state.value
+
+    @property
+    def summary(self) -> str:
+        return f"over for now: {self.good}" if self.good_since is not None and self.good else self.finding.summary
 
 
 @dataclass(frozen=True)
@@ -200,6 +217,7 @@ class Notice:
     post: str = ""  # id of the message (to the same receiver) that was the first of this incident
     attempt: int = 0  # the number of the attempt that an event is about; 0: of none
     quick: bool = False  # a restart that cost little: several of them are told together
+    times: int = 1  # that the alert came, in the incident that ends
 
 
 def happened(

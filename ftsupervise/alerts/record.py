@@ -42,7 +42,7 @@ from ftsupervise.alerts.step import (
     step,
 )
 from ftsupervise.alerts.wording import ENDS, clean, one_line
-from ftsupervise.findings import Alert, AlertState, EventKind, Finding, Notice, Reason
+from ftsupervise.findings import Alert, EventKind, Finding, Notice, Reason
 from ftsupervise.truth import Health
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Recorded:
     """The outcome of one ``record``: its changes, and the alerts as they are now."""
 
     notices: tuple[Notice, ...]  # the changes that people are notified of
-    firing: tuple[Alert, ...]  # the alerts that fire now, the worst first
+    firing: tuple[Alert, ...]  # the alerts that fire and are bad now, the worst first
     unsaved: str = ""  # why it could not be written where it belongs; "" when it was
     problems: tuple[str, ...] = ()  # damaged or foreign files of the journal
 
@@ -118,7 +118,7 @@ def record(
         first[:] = notified
         state = journal.change(say)
     name = one_line(run_name, 100)
-    firing = [a for a in state.alerts.values() if a.state is AlertState.FIRING and a.finding.run == name]
+    firing = [a for a in state.alerts.values() if a.is_bad and a.finding.run == name]
     firing.sort(key=lambda a: (-a.finding.severity, a.fired or now))
     return Recorded(tuple(notified), tuple(firing), journal.unsaved, problems)
 
@@ -254,9 +254,7 @@ def _causes(state: JournalState, by_id: dict[str, Finding], context: Sequence[Fi
     still = [
         a.finding
         for i, a in state.alerts.items()
-        if a.state is AlertState.FIRING
-        and (i not in by_id or by_id[i].health is Health.UNKNOWN)
-        and about.now - a.seen < FORGET_AFTER
+        if a.is_bad and (i not in by_id or by_id[i].health is Health.UNKNOWN) and about.now - a.seen < FORGET_AFTER
     ]
     return [f for f in (*now_bad, *still) if explained_by(f)]
 
@@ -296,6 +294,7 @@ def _notice(alert: Alert, reason: Reason, now: datetime, newest: Finding | None)
         count=alert.notifications,
         incident=alert.incident,
         note=one_line(note, 500),
+        times=alert.times if reason in ENDS else 1,
     )
 
 

@@ -12,7 +12,8 @@ Rules worth knowing at 3 a.m.:
   a firing alert stays firing; the one resolved message comes when it has calmed.
 - That formula does not see one bad check in ten, which was 404 messages a week. So an alert that comes for the third time
   within a day flaps too: it is over when it has been good for 30 minutes, and with each further time for twice as long, up to
-  4 hours; while it comes and goes, its reminders are a day apart.
+  4 hours; while it comes and goes, its reminders are a day apart. While it is good it is not shown as wrong; once the run
+  has finished it does not come back, and ends at once.
 - People who were notified of an alert are also notified of its end, even if it has been silenced meanwhile. An alert that
   was never sent ends silently.
 - A firing alert that is not checked any more (a watchdog switched off, a checkpoint directory renamed) ends after
@@ -127,7 +128,7 @@ def step(
         return replace(alert, seen=now, blind_since=alert.blind_since or now), Reason.NOTHING
     bad = finding.health is Health.BAD
     if bad and alert.state is AlertState.FIRING and alert.good_since is not None:
-        alert = replace(alert, came=_come(alert, now))
+        alert = replace(alert, came=_come(alert, now), times=alert.times + 1)
     alert = replace(
         alert,
         seen=now,
@@ -138,7 +139,7 @@ def step(
     alert = _flapping(alert, policy, now)
     enough = alert.checks[-policy.of_checks :].count("-") >= policy.bad_checks
     if alert.state is AlertState.FIRING:
-        return _still(alert, policy, now, muted) if bad or enough else _over(alert, policy, now, muted)
+        return _still(alert, policy, now, muted) if bad or enough else _over(alert, finding, policy, now, muted)
     if not bad:
         if "-" not in alert.checks and _forgettable(alert, now):
             return None, Reason.NOTHING
@@ -161,8 +162,10 @@ def _bad(
         state=AlertState.FIRING,
         fired=now,
         came=_come(alert, now),
+        times=1,
         muted_until=None,
         good_since=None,
+        good="",
         ended=None,
         incident=_number_of_new_incident(alert, now),
         notified=None,
@@ -180,7 +183,7 @@ def _bad(
 
 def _still(alert: Alert, policy: Policy, now: datetime, muted: str) -> tuple[Alert, Reason]:
     """Return the notice about an alert that still fires, if there is news that people have not been sent."""
-    alert = replace(_by_this_clock(alert, now), good_since=None, muted=muted)
+    alert = replace(_by_this_clock(alert, now), good_since=None, good="", muted=muted)
     if muted:
         return replace(alert, muted_until=now), Reason.HELD if alert.notified is None else Reason.NOTHING
     severity = alert.finding.severity
@@ -216,18 +219,25 @@ def _notify(alert: Alert, now: datetime) -> Alert:
     return replace(alert, notified=now, notified_severity=worst, notifications=alert.notifications + 1)
 
 
-def _over(alert: Alert, policy: Policy, now: datetime, muted: str) -> tuple[Alert, Reason]:
+def _over(alert: Alert, finding: Finding, policy: Policy, now: datetime, muted: str) -> tuple[Alert, Reason]:
     good_since = min(alert.good_since or now, now)
-    alert = replace(alert, good_since=good_since, muted=muted)
+    alert = replace(alert, good_since=good_since, good=finding.summary, muted=muted)
     changes = alert.flapping and flap_share(alert.checks) >= policy.flap_low
-    if changes or now - good_since < max(policy.clear, calm_needed(alert, now)):
+    calm = max(policy.clear, calm_needed(alert, now))
+    if not finding.final and (changes or now - good_since < calm):
         return alert, Reason.NOTHING
     return _end(alert, good_since), Reason.NOTHING if alert.notified is None else Reason.RESOLVED
 
 
 def _end(alert: Alert, at: datetime) -> Alert:
     return replace(
-        alert, state=AlertState.RESOLVED, ended=at, good_since=None, muted="", notifications=alert.notifications + 1
+        alert,
+        state=AlertState.RESOLVED,
+        ended=at,
+        good_since=None,
+        good="",
+        muted="",
+        notifications=alert.notifications + 1,
     )
 
 

@@ -132,6 +132,7 @@ class Item:
     at: str  # ISO 8601
     since_iso: str
     until_iso: str  # when a service may end it by itself
+    times: int  # that it came and went, until it was over for good
 
     @property
     def brief(self) -> bool:
@@ -286,7 +287,7 @@ def _item(notice: Notice, message: Message, ended: datetime | None) -> Item:
         value=found.value,
         limit=found.limit,
         since=stamp(notice.since) if notice.since and not event else "",
-        age=lasted if not event else "",
+        age=lasted if not event and notice.times == 1 else "",
         ended=stamp(at) if ends or over else "",
         meaning="" if ends else found.meaning,
         why="" if ends else found.why,
@@ -294,7 +295,7 @@ def _item(notice: Notice, message: Message, ended: datetime | None) -> Item:
         do="" if ends else found.do,
         ack=command(f"alerts ack {notice.alert_id}", message.where) if acting else "",
         silence=command(f"alerts silence {notice.alert_id} --for 4h", message.where) if acting else "",
-        note=one_line(notice.note, 500),
+        note="" if _is_said(notice, message) else one_line(notice.note, 500),
         detail="" if ends else found.detail,
         key=_dedup_key(notice, message),
         incident=f"{message.source}-{notice.alert_id}-{notice.incident}",
@@ -303,6 +304,17 @@ def _item(notice: Notice, message: Message, ended: datetime | None) -> Item:
         at=at.isoformat(),
         since_iso=(notice.since or at).isoformat(),
         until_iso=(at + STANDS).isoformat(),
+        times=notice.times,
+    )
+
+
+def _is_said(notice: Notice, message: Message) -> bool:
+    """Return whether a restart in the same message says what its note says: that this attempt trains."""
+    return notice.reason in ENDS and any(
+        one.event is EventKind.RESUMED
+        and one.finding.run == notice.finding.run
+        and notice.note.startswith(f"Now: attempt {one.attempt} trains")
+        for one in message.notices
     )
 
 

@@ -250,7 +250,7 @@ def _lines(journal: Journal, now: datetime) -> list[str]:
 
     state = journal.read()
     shown = [a for a in state.alerts.values() if a.state in (AlertState.FIRING, AlertState.PENDING)]
-    shown.sort(key=lambda a: (a.state is not AlertState.FIRING, -a.finding.severity, a.since or now))
+    shown.sort(key=lambda a: (not a.is_bad, a.state is not AlertState.FIRING, -a.finding.severity, a.since or now))
     out = [line for alert in shown for line in _alert_lines(state, alert, now)]
     if not out:
         out.append(
@@ -274,11 +274,14 @@ def _lines(journal: Journal, now: datetime) -> list[str]:
 def _alert_lines(state: JournalState, alert: Alert, now: datetime) -> list[str]:
     from ftsupervise.alerts.outbox import told
     from ftsupervise.alerts.wording import stamp
-    from ftsupervise.units import show_duration
+    from ftsupervise.units import count, show_duration
 
     found = alert.finding
     run = f"{found.run}: " if found.run else ""
     since = f"since {stamp(alert.since)}, {show_duration((now - alert.since).total_seconds())}" if alert.since else ""
+    if alert.since and alert.good_since:
+        times = f"came {count(alert.times, 'time')} since {stamp(alert.since)}"
+        since = f"good since {stamp(alert.good_since)}; {times}"
     heard = told(state, alert)
     each = "; ".join(f"{name}: {words}" for name, _, words in heard)
     if alert.notified and any(accepted for _, accepted, _ in heard):
@@ -291,12 +294,11 @@ def _alert_lines(state: JournalState, alert: Alert, now: datetime) -> list[str]:
     if alert.acked_by:
         more.append(f"acknowledged by {alert.acked_by}{': ' + alert.ack_note if alert.ack_note else ''}")
     if alert.flapping:
-        good = f", good since {stamp(alert.good_since)}" if alert.good_since else ""
-        more.append(f"flapping{good}")
+        more.append("flapping")
     if alert.blind_since:
         more.append(f"not seen since {stamp(alert.blind_since)}")
     return [
-        f"{alert.state.value:8} {found.severity.word:8} {alert.id}  {run}{found.watchdog} {found.subject}".rstrip(),
-        f"    {found.summary}",
+        f"{alert.word:8} {found.severity.word:8} {alert.id}  {run}{found.watchdog} {found.subject}".rstrip(),
+        f"    {alert.summary}",
         f"    {since}; {'; '.join(more)}",
     ]

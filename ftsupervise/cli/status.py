@@ -186,9 +186,8 @@ def _advised(found: RunDetail) -> dict[str, str]:
     if not found.row.alerts or not journal.is_dir():
         return {}
     from ftsupervise.alerts.journal import Journal
-    from ftsupervise.findings import AlertState
 
-    firing = [one.finding for one in Journal(journal).read().alerts.values() if one.state is AlertState.FIRING]
+    firing = [one.finding for one in Journal(journal).read().alerts.values() if one.is_bad]
     firing.sort(key=lambda finding: finding.severity)  # the worst one's words stay
     return {finding.watchdog: finding.do for finding in firing if finding.do}
 

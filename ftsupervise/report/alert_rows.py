@@ -10,6 +10,7 @@ from ftsupervise.alerts.outbox import JournalState, told
 from ftsupervise.findings import Alert, AlertState, Finding, Notice, Reason
 
 _RANKS = {"critical": -2, "warning": -1}
+_NOW = ("firing", "pending", "calm")  # the words of ``Alert`` for what is not over for good
 _OVER = (Reason.RESOLVED, Reason.UNWATCHED)
 Key = tuple[str, datetime | None]  # an alert and when it began, or an event and when it was
 
@@ -18,7 +19,7 @@ class AlertRow(NamedTuple):
     """An alert from its begin to its end, or an event about which people were told."""
 
     at: datetime | None  # when the trouble began, or the event was
-    word: str  # "firing", "pending", "resolved", "started" …
+    word: str  # "firing", "pending", "calm", "resolved", "started" …
     severity: str
     name: str  # watchdog and subject
     summary: str
@@ -39,9 +40,9 @@ def alert_rows(state: JournalState) -> list[AlertRow]:
     for notice, who in _told(state):
         key = (notice.alert_id, notice.since) if notice.alert_id else (notice.key, notice.at)
         rows[key] = _with(rows.get(key) or _of_notice(notice), notice, who)
-    now = [row for row in rows.values() if row.word in (AlertState.FIRING.value, AlertState.PENDING.value)]
+    now = [row for row in rows.values() if row.word in _NOW]
     over = [row for row in rows.values() if row not in now]
-    now.sort(key=lambda row: (row.word != AlertState.FIRING.value, _RANKS.get(row.severity, 0)))
+    now.sort(key=lambda row: (_NOW.index(row.word), _RANKS.get(row.severity, 0)))
     return [*now, *sorted(over, key=lambda row: -_seconds(row.ended or row.at))]
 
 
@@ -60,13 +61,13 @@ def _of_alert(alert: Alert, state: JournalState) -> AlertRow:
     acknowledged = f"acknowledged by {alert.acked_by}" if alert.acked_by else ""
     return AlertRow(
         at=alert.since,
-        word=alert.state.value,
+        word=alert.word,
         severity=alert.finding.severity.word,
         name=_name(alert.finding),
-        summary=alert.finding.summary,
+        summary=alert.summary,
         told=tuple(name for name, accepted, _ in told(state, alert) if accepted),
         note="; ".join(filter(None, (acknowledged, alert.muted))),
-        do=alert.finding.do,
+        do=alert.finding.do if alert.good_since is None else "",
         watchdog=alert.finding.watchdog,
     )
 

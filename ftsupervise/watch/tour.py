@@ -416,7 +416,7 @@ def queue_findings(progress: TickProgress, now: datetime) -> list[Finding]:
 def _notify(
     seen: RunLook, journal: Journal, now: datetime, *, context: Sequence[Finding]
 ) -> tuple[RunReport, list[EventLine]]:
-    recorded = record(journal, seen.findings, seen.run.alerts, now, run_name=seen.run.name, context=context)
+    recorded = record(journal, _final(seen), seen.run.alerts, now, run_name=seen.run.name, context=context)
     said, news = [], [of_notice(notice, seen.rundir) for notice in recorded.notices]
     known = journal.latest
     for event in (*_events(seen), *_groups_back(seen.rundir, known, now)):
@@ -434,6 +434,15 @@ def _notify(
     shown = tuple(finding for finding in seen.findings if finding.health is not Health.OK)
     report = RunReport(seen.run.name, shown, recorded.firing, recorded.notices, tuple(said), len(seen.findings))
     return report, news
+
+
+def _final(seen: RunLook) -> Sequence[Finding]:
+    """Return what was found; of a run that has finished, but for its disks, what is good stays good."""
+    try:
+        finished = read_finished(seen.rundir) is not None
+    except OSError:
+        finished = False
+    return [replace(one, final=finished and one.health is Health.OK and one.disk is None) for one in seen.findings]
 
 
 def _failed_before(seen: RunLook, event: Notice) -> VerdictPage | None:
@@ -554,15 +563,19 @@ def events(
     where no attempt began.
     """
     found = _observed_alone(alone, run)
+    stopped = False  # that was told: what ends it is told at once, however little it cost
     for index, (before, attempt) in enumerate(zip([None, *attempts], attempts, strict=False)):
         up_to = attempts[: index + 1]
         anew = starts_over(up_to) if attempt.source == OUTPUT else ()
         percent = began_again(up_to) if attempt.percent is not None else None
-        found += _begin(before, attempt, _trained(up_to[:-1]), anew, percent)
+        begun = _begin(before, attempt, _trained(up_to[:-1]), anew, percent)
+        found += [replace(one, quick=one.quick and not stopped) for one in begun]
         found += _damaged(attempt)
         found += _torn(attempt, attempts[index - 1] if index else None)
         found += _observed(attempt, attempts[index - 1] if index else None, run)
-        found += _end(attempt, raised if attempt is attempts[-1] else "")
+        ended = _end(attempt, raised if attempt is attempts[-1] else "")
+        stopped = bool(ended) or (stopped and not begun)
+        found += ended
     if finished_at is not None:
         last = attempts[-1] if attempts else None
         step = last.last_step if last and last.last_step is not None else step

@@ -13,10 +13,14 @@ import pytest
 from ftsupervise.alerts.deliver import deliver
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.record import announce, record, was_announced
-from ftsupervise.findings import EventKind, Severity, happened
+from ftsupervise.findings import AlertState, EventKind, Finding, Severity, happened
+from ftsupervise.truth import Health
 from tests.neighbours.alertmanager import PROGRAM, alertmanager
 from tests.neighbours.smtp import MailServer
+from tests.neighbours.supervised import outside_a_job
+from tests.neighbours.typed import typed
 from tests.story.alerting_scene import T0, bad, good, journal_in, mailbox, minutes, secret, settings, tick, type_in
+from tests.story.measured_run import make_run
 from tests.story.test_alerts_webhook import Listener, listener  # noqa: F401  (a fixture)
 
 CHECKS = 30  # good ones between two incidents: more than an alert remembers
@@ -29,6 +33,26 @@ def two_incidents(journal: Journal, alerts: Any, start: datetime = T0) -> None:
         tick(journal, alerts, start + timedelta(minutes=at), good(start + timedelta(minutes=at)))
     again = start + timedelta(minutes=CHECKS + 1)
     tick(journal, alerts, again, bad(again))
+
+
+def test_what_comes_and_goes_ends_with_the_run_and_not_after_its_calm(tmp_path: Path) -> None:
+    """``status`` of a run that had FINISHED still had an alert half an hour later."""
+    rundir, now = make_run(tmp_path, failed=3), datetime.now(timezone.utc)
+    (tmp_path / "ftsupervise.yaml").write_text(
+        "name: train\nscheduler: local\nlaunch: {command: 'true'}\nwatch: {disk: null}\n"
+    )
+    found = Finding("train", "recovery", "attempt", Health.BAD, Severity.WARNING, "attempt 3 failed", now)
+    journal = Journal(rundir.watch / "journal")
+    for ago in range(9, 1, -1):
+        seen = replace(found, health=Health.OK if ago % 2 else Health.BAD)
+        record(journal, [seen], settings([]), now - timedelta(minutes=ago), run_name="train")
+    rundir.finished.touch()
+    env = outside_a_job(FTSUPERVISE_STATE_DIR=str(tmp_path / "state"))
+    state = Journal(rundir.watch / "journal").read().alerts
+    assert [one.state for one in state.values() if one.finding.watchdog == "recovery"] == [AlertState.FIRING]
+    typed("watch", "--quiet", folder=tmp_path, env=env)
+    state = Journal(rundir.watch / "journal").read().alerts
+    assert [one.state for one in state.values() if one.finding.watchdog == "recovery"] == [AlertState.RESOLVED]
 
 
 @pytest.mark.parametrize("start", [T0, T0 + timedelta(minutes=20)], ids=["in one hour", "over the full hour"])

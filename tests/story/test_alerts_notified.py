@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -11,10 +12,11 @@ from ftsupervise.alerts.record import announce, record
 from ftsupervise.alerts.wording import disk
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.findings import EventKind, Finding, Reason, Severity, happened
+from ftsupervise.report.alert_rows import alert_rows
 from ftsupervise.truth import Health
 from tests.neighbours.slack import SlackServer
 from tests.neighbours.smtp import MailServer, certificate
-from tests.story.alerting_scene import RUN, T0, bot, mailbox, minutes, secret, settings
+from tests.story.alerting_scene import RUN, T0, alerts_cli, bot, mailbox, minutes, secret, settings
 
 
 def tick(journal: Journal, alerts: Alerts, now: datetime, *findings: Finding) -> list[Reason]:
@@ -43,6 +45,30 @@ def test_an_incident_is_told_once_repeated_once_and_told_to_be_over(
     assert repeat.thread_ts == over.thread_ts == post.ts
 
 
+def test_an_alert_that_is_kept_open_since_it_comes_and_goes_is_not_shown_as_wrong_and_its_end_is_not_one_long_trouble(
+    mail: MailServer, slack: SlackServer, journal: Journal, tmp_path: Path
+) -> None:
+    """Between 15:42 and 16:08 fifteen attempts trained, and at its end one heard that it had lasted for 25 minutes."""
+    alerts = settings([mailbox(mail), bot(slack, tmp_path)])
+    good, bad = disk(RUN, T0, health=Health.OK), disk(RUN, T0)
+    for at, seen in enumerate((bad, good, bad, good, bad)):
+        tick(journal, alerts, minutes(at), replace(seen, summary=f"look {at}"))
+    for at, seen, fires in ((5, good, 0), (6, bad, 1), (7, good, 0)):
+        looked = replace(seen, summary=f"look {at}")
+        recorded = record(journal, [looked], alerts, minutes(at), run_name=RUN)
+        assert (not recorded.notices, len(recorded.firing)) == (True, fires)
+    shown = alerts_cli(journal)
+    assert "calm " in shown and "over for now: look 7" in shown and "look 6" not in shown, shown
+    assert "came 2 times since 2026-11-21 02:14 UTC" in shown
+    (row,) = (row for row in alert_rows(journal.read()) if row.ended is None)
+    assert (row.word, row.summary, row.do) == ("calm", "over for now: look 7", "")
+    assert tick(journal, alerts, minutes(8), replace(good, final=True)) == [Reason.RESOLVED], "a run that has finished"
+    over = str(mail.mails[-1].get_content())
+    assert "It is over. It came 2 times between 2026-11-21 02:14 UTC and 2026-11-21 02:17 UTC." in over
+    assert "lasted" not in over and "since " not in over and "last     look 6" in over, over
+    assert "it came 2 times since 2026-11-21 02:14 UTC" in slack.posts[-2].readable(), "the first post of it, edited"
+
+
 def test_what_has_happened_is_not_said_to_have_ended_with_the_trouble_beside_it(
     slack: SlackServer, journal: Journal, tmp_path: Path
 ) -> None:
@@ -54,6 +80,23 @@ def test_what_has_happened_is_not_said_to_have_ended_with_the_trouble_beside_it(
     post = slack.posts[0]
     assert post.edits == 1 and "attempt 2 goes on from step 7" in post.readable() and "RESOLVED" in post.text
     assert post.readable().count("It ended at") == 1
+
+
+def test_an_end_and_the_restart_that_made_it_say_once_in_one_mail_that_the_run_goes_on(
+    mail: MailServer, journal: Journal
+) -> None:
+    alerts = settings([mailbox(mail)])
+    bad = Finding(RUN, "recovery", "attempt", Health.BAD, Severity.WARNING, "attempt 1 failed", T0)
+    good = replace(bad, health=Health.OK, summary="attempt 2 trains, from step 7")
+    for at, number in ((0, 2), (10, 3)):
+        tick(journal, alerts, minutes(at), bad)
+        record(journal, [good], alerts, minutes(at + 1), run_name=RUN)
+        event = happened(EventKind.RESUMED, f"resumed-{number}", minutes(at + 1), "goes on", attempt=number, run=RUN)
+        announce(journal, alerts, event, minutes(at + 1))
+        deliver([journal], alerts, minutes(at + 1), jitter=lambda: 0.0)
+    _, same, _, other = (str(one.get_content()) for one in mail.mails)
+    assert "RESOLVED" in same and "RESUMED" in same and "Now:" not in same, same
+    assert "Now: attempt 2 trains" in other, "the restart beside it is another one"
 
 
 def test_a_new_trouble_is_never_hidden_in_the_thread_of_an_old_one(

@@ -71,6 +71,17 @@ def test_what_is_made_again_counts_from_the_last_that_trained_though_others_cras
     assert "again" not in events([attempt(1, "time limit"), *crashed, past], finished_at=None)[1].finding.summary
 
 
+def test_what_ends_a_stop_that_was_told_is_told_at_once() -> None:
+    """The relaunch after a STOPPED came in a digest, up to six hours later."""
+    stopped = attempt(1, "kill switch")
+    no_step = attempt(2, "killed by SIGKILL", first=None, last=None, minutes=5.1)
+    again, next_one = attempt(3, "killed by SIGKILL", first=141, minutes=5.2), attempt(4, first=141, minutes=10.3)
+    for attempts in ([stopped, no_step, again, next_one], [stopped, again, next_one]):
+        told = events(attempts, finished_at=None)
+        kinds = [(one.event, one.quick) for one in told[1:]]
+        assert kinds == [(EventKind.STOPPED, False), (EventKind.RESUMED, False), (EventKind.RESUMED, True)]
+
+
 def test_one_step_that_is_made_again_is_one_step() -> None:
     told = events([attempt(1, "killed by SIGKILL"), attempt(2, first=140, minutes=5.05)], finished_at=None)
     assert told[1].finding.summary.endswith("; one step is done again")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.config.schema import Launch, Run
+from ftsupervise.config.schema import Launch, Run, Watch
+from ftsupervise.config.watchdogs import IsRunning
 from ftsupervise.config.watchdogs import Recovery as Settings
 from ftsupervise.model import OUTPUT, Cause, CauseKind, Job, JobState
 from ftsupervise.rundir.attempt_pages import EndPage, write_page
@@ -60,9 +61,33 @@ def test_a_tick_between_the_failure_and_the_restart_in_the_same_job_tells_nothin
     there = "the supervisor of its job is there, to start the next attempt: too early to say whether it recovers"
     assert look(rundir, (at_work,)) == (Health.UNKNOWN, there)
     assert look(rundir, (leaves,))[0] is Health.BAD
-    assert look(rundir, (at_work._replace(id="88_2"),))[0] is Health.BAD, "the next member has begun no attempt yet"
     write_brake(rundir, Brake())
     assert look(rundir, (at_work,))[0] is Health.BAD, "the brake keeps it from starting another"
+
+
+def test_the_next_member_is_given_time_to_take_over_and_not_for_ever(rundir: RunDir) -> None:
+    """A page 1.7 s after the end of an attempt, with the next member RUNNING, was followed by a RESUMED in the same minute."""
+    attempt(rundir, 1, 6, "exit 1", first=1)
+    ended = NOW - timedelta(minutes=5)
+    runs = Job("88_2", "88", "r", "me", JobState.RUNNING, start_time=ended)
+    waits, again = runs._replace(state=JobState.PENDING, start_time=None), runs._replace(id="88_1", start_time=NOW)
+    held = waits._replace(reason="JobHeldUser")
+    for job, words in (
+        (runs, "job 88_2 is there, to start the next attempt"),
+        (runs._replace(state=JobState.CONFIGURING), "job 88_2 is there, to start the next attempt"),
+        (again, "job 88_1 is there, to start the next attempt"),
+        (waits, "job 88_2 waits in the queue"),
+    ):
+        assert look(rundir, (job,)) == (Health.UNKNOWN, f"{words}: too early to say whether it recovers")
+        assert job is again or look(rundir, (job,), start=timedelta(minutes=4))[0] is Health.BAD
+    for job in (held, runs._replace(state=JobState.COMPLETING), again._replace(start_time=None)):
+        assert look(rundir, (job,))[0] is Health.BAD, job
+    watch = Watch(is_running=IsRunning(pending_for=timedelta(minutes=4)))
+    run = Run(name="r", run_dir=rundir.root, launch=Launch(command="true"), watch=watch)
+    (finding,) = check(Look(run=run, rundir=rundir, now=NOW, jobs=(waits,)), Settings())
+    assert finding.health is Health.BAD, "the queue's own alert says that it waits for too long"
+    write_brake(rundir, Brake())
+    assert look(rundir, (runs,))[0] is Health.BAD, "the brake keeps it from starting another"
 
 
 def test_a_restart_that_does_not_come_is_told(rundir: RunDir) -> None:

@@ -198,10 +198,12 @@ def _edit(client: Any, parcel: Parcel, post: Message, settings: Slack) -> None:
 
     Doing it twice does no harm, so neither does a crash half-way.
     """
-    now_over = {**parcel.ended, **{n.alert_id: n.at for n in parcel.message.notices if n.reason in ENDS}}
+    ends = {n.alert_id: n for n in parcel.message.notices if n.reason in ENDS}
+    now_over = {**parcel.ended, **{ident: end.at for ident, end in ends.items()}}
     if not now_over.keys() & {n.alert_id for n in post.notices}:
         return
-    edited = replace(parcel, message=post, over_by_now=now_over)
+    notices = tuple(replace(n, times=ends[n.alert_id].times) if n.alert_id in ends else n for n in post.notices)
+    edited = replace(parcel, message=replace(post, notices=notices), over_by_now=now_over)
     try:
         client.chat_update(channel=post.receipt["channel"], ts=post.receipt["ts"], **compose(edited, settings))
     except SlackApiError as error:

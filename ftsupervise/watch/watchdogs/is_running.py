@@ -217,7 +217,7 @@ def _job(look: Look, jobs: tuple[Job, ...], settings: Settings) -> Finding:
     trains = [job for job in running if job.state not in _PASSING and job.state is not JobState.COMPLETING]
     if trains:
         return look.finding("job", Health.OK, f"job {trains[0].id} is {trains[0].state.value}", WORDS["job"])
-    passing = [j for j in (*running, *waiting) if j.state in _PASSING and not (j.state.waiting and _never_starts(j))]
+    passing = [j for j in (*running, *waiting) if j.state in _PASSING and not (j.state.waiting and is_hopeless(j))]
     if passing:
         return _passing(look, passing[0], seen[passing[0].id], settings.passing_for)
     if running:
@@ -324,7 +324,7 @@ def _remember_wait(look: Look, running: list[Job], waiting: list[Job]) -> None:
     says nothing of the queue."""
     memory = look.memory
     if not running:
-        if waiting and all(_never_starts(job) for job in waiting):
+        if waiting and all(is_hopeless(job) for job in waiting):
             memory["held"] = True
         return
     job = running[0]
@@ -390,7 +390,7 @@ def _completing(look: Look, job: Job, seen: datetime) -> Finding:
 
 
 def _waiting(look: Look, waiting: list[Job], bound: timedelta | None) -> Finding:
-    hopeless = [job for job in waiting if _never_starts(job)]
+    hopeless = [job for job in waiting if is_hopeless(job)]
     ones = hopeless if len(hopeless) == len(waiting) else [j for j in waiting if j not in hopeless]
     job = ones[0]
     since = _begun(look, job, look.now)
@@ -423,13 +423,14 @@ def _waiting(look: Look, waiting: list[Job], bound: timedelta | None) -> Finding
     )
 
 
-def _never_starts(job: Job) -> bool:
+def is_hopeless(job: Job) -> bool:
+    """Return whether a job that waits will not start by itself."""
     return never_starts(job.reason) is not None or is_held(job.reason) or job.state in _HELD or bool(why_held(job))
 
 
 def _successor(look: Look, jobs: tuple[Job, ...]) -> Finding:
     """When the last member of the chain runs, no job takes over after it."""
-    waiting = sum(array_size(job.id) for job in jobs if job.state.waiting and not _never_starts(job))
+    waiting = sum(array_size(job.id) for job in jobs if job.state.waiting and not is_hopeless(job))
     # a job that is leaving needs no successor any more; the next finding says that it is gone
     left = (JobState.COMPLETING,)
     running = next((j for j in jobs if not (j.state.waiting or j.state.ended or j.state in left)), None)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.config.find_run import outputs
 from ftsupervise.findings import Finding, Words
-from ftsupervise.model import OUTPUT, Attempt, CauseKind
+from ftsupervise.model import OUTPUT, Attempt, CauseKind, JobState
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.starting_over import ADVICE, not_resumed, saves_elsewhere, since_a_person
 from ftsupervise.rundir.switches import KILL
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
+from ftsupervise.watch.watchdogs.is_running import is_hopeless
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK
 
 if TYPE_CHECKING:
@@ -131,23 +132,28 @@ def _starting(look: Look, attempts: tuple[Attempt, ...], failed: Attempt, patien
     records = launches(look.rundir)
     if records and failed.ended is not None and records[-1].at > failed.ended and look.now - records[-1].at < patience:
         return "it has been launched again"
-    if (
-        failed is newest
-        and failed.ended is not None
-        and look.now - failed.ended < _IN_PLACE
-        and _is_restarted(look, failed)
-    ):
-        return "the supervisor of its job is there, to start the next attempt"
-    return ""
+    return "" if open_end else _takes_over(look, newest, patience)
 
 
-def _is_restarted(look: Look, failed: Attempt) -> bool:
-    """Return whether its job still runs, and no brake keeps the supervisor from starting the next attempt in place."""
+def _takes_over(look: Look, last: Attempt, patience: timedelta) -> str:
+    """Return, as a sentence, the job that may still begin the next attempt after ``last``; "" if none does, or the brake keeps
+    it from that."""
     try:
         held = look.brake() is not None
     except OSError:
-        return False
-    return not held and any(job.id == failed.job_id and job.state in AT_WORK for job in look.jobs or ())
+        return ""
+    end, waits = last.ended or last.heard or last.started, look.run.watch.is_running.pending_for or patience
+    for job in () if held else look.jobs or ():
+        since = max(end, job.start_time or end)
+        if job.state.waiting:
+            if not is_hopeless(job) and look.now - end < waits:
+                return f"job {job.id} waits in the queue"
+        elif job.id == last.job_id and since == end:
+            if job.state in AT_WORK and look.now - end < _IN_PLACE:
+                return "the supervisor of its job is there, to start the next attempt"
+        elif not job.state.ended and job.state is not JobState.COMPLETING and look.now - since < patience:
+            return f"job {job.id} is there, to start the next attempt"
+    return ""
 
 
 def _finding(look: Look, bad: bool | None, summary: str, command: str = "", **more: Any) -> Finding:
