@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.config.schema import Launch, Run, Watch
-from ftsupervise.config.watchdogs import IsRunning
+from ftsupervise.config.schema import Launch, Run
+from ftsupervise.config.watchdogs import IsRunning, Watch
 from ftsupervise.config.watchdogs import Recovery as Settings
 from ftsupervise.model import OUTPUT, Cause, CauseKind, Job, JobState
 from ftsupervise.rundir.attempt_pages import EndPage, write_page
