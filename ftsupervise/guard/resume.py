@@ -98,7 +98,7 @@ def _choose(place: RankContext, pick: Callable[..., Choice], scope: Scope, found
 
     From the beginning only where that is near, or there is none at all. What strangers lay beside them counts for neither.
     """
-    every = checkpoints_in(place.checkpoints, run=scope.run, accounts=scope.accounts)
+    every = checkpoints_in(place.checkpoints, run=scope.run, accounts=scope.accounts, members=scope.members)
     there = tuple(one for one in every if one.trusted) or every  # none is where everybody may write, whoever made them
     choice = pick(_names(every, found.newest))
     older = [one for one in there if one.step is not None and one.step < found.before]

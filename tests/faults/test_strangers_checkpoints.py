@@ -420,6 +420,30 @@ def test_no_name_of_a_stranger_keeps_a_run_from_its_beginning(top: Path, monkeyp
     assert run.choose() == "" and run.aside() == ["step-00000095"]
 
 
+def test_a_run_whose_launches_are_shared_goes_back_behind_what_a_member_has_saved(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Theirs would be loaded at the start after the next one, with the loss that is no number."""
+    monkeypatch.setenv("FTSUPERVISE_GUARD_LOSS_BACK", "100")
+    run = Scene(top, monkeypatch, (4800,))
+    for folder in (run.rundir.launches, run.rundir.checkpoints):
+        folder.mkdir(exist_ok=True)
+        os.chown(folder, 0, PROJECT)
+        folder.chmod(0o2775)
+
+    def lay() -> None:
+        for step in (4900, 5000):
+            (saved := run.rundir.checkpoints / f"step-{step:08}").mkdir()
+            (saved / "state").write_text("w")
+            commit(saved)
+
+    as_one(EVE, lay)
+    run.trouble(4950)
+    run.begin()
+    assert run.choose() == "step-00004800"
+    assert sorted(run.aside()) == ["step-00004900", "step-00005000"]
+
+
 @pytest.mark.threat(
     "Your umask lets a group write (002). While a checkpoint is saved, which takes minutes, a member opens a file of it, and "
     "changes it when it is committed and verified: what you save would be damaged, or be unpickled as they want it.",
