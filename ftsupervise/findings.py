@@ -70,6 +70,7 @@ class Finding:
     )
     disk: OfDisk | None = None  # where it is about a file system: the subject as a value
     final: bool = False  # good, and it stays so: the run has finished
+    attempt: int = 0  # the one that trains, where it is good for that
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -215,7 +216,7 @@ class Notice:
     event: EventKind | None = None
     note: str = ""  # one sentence more: "flapping", "no longer checked", "nobody has acknowledged it for 1h"
     post: str = ""  # id of the message (to the same receiver) that was the first of this incident
-    attempt: int = 0  # the number of the attempt that an event is about; 0: of none
+    attempt: int = 0  # the number of the attempt that an event is about, or that ends an alert; 0: of none
     quick: bool = False  # a restart that cost little: several of them are told together
     times: int = 1  # that the alert came, in the incident that ends
 

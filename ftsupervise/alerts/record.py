@@ -295,6 +295,7 @@ def _notice(alert: Alert, reason: Reason, now: datetime, newest: Finding | None)
         incident=alert.incident,
         note=one_line(note, 500),
         times=alert.times if reason in ENDS else 1,
+        attempt=newest.attempt if reason is Reason.RESOLVED and newest is not None else 0,
     )
 
 

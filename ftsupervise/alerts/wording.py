@@ -310,11 +310,13 @@ def _item(notice: Notice, message: Message, ended: datetime | None) -> Item:
 
 def _is_said(notice: Notice, message: Message) -> bool:
     """Return whether a restart in the same message says what its note says: that this attempt trains."""
-    return notice.reason in ENDS and any(
-        one.event is EventKind.RESUMED
-        and one.finding.run == notice.finding.run
-        and notice.note.startswith(f"Now: attempt {one.attempt} trains")
-        for one in message.notices
+    return (
+        notice.event is None
+        and notice.attempt > 0
+        and any(
+            (one.event, one.finding.run, one.attempt) == (EventKind.RESUMED, notice.finding.run, notice.attempt)
+            for one in message.notices
+        )
     )
 
 

@@ -268,7 +268,7 @@ class _Apart:
             found = self._submits.found(one.text)
             again = [sent for sent in found if sent.whose is Whose.ITSELF]
             if found and not again:
-                self._tell(one, _SUBMITS_HERE[max((sent.whose for sent in found), key=lambda w: w.value)], decide=True)
+                self._tell(one, _SUBMITS_HERE[max(sent.whose for sent in found)], decide=True)
             if not again:
                 continue
             if one.defines:

@@ -1,4 +1,4 @@
-"""What the lines behind a command do when it has left with 0: whether they can come to one that submits the job again. Pure.
+"""Follows the lines behind a command that has left with 0, and says whether they can submit the job again. Pure.
 
 It stands alone because it follows the branches of a script for one exit code, and knows nothing of settings. A condition that
 is not understood may hold or not: only what no way leads to is said to be not done.

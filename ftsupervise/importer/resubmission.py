@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import IntEnum
 from itertools import pairwise
 
 from ftsupervise.errors import Untranslatable
@@ -37,7 +37,7 @@ _TELLS = frozenset(("[", "[[", "command", "echo", "grep", "hash", "man", "printf
 _NESTED = 5  # variables in variables, code in code
 
 
-class Whose(Enum):
+class Whose(IntEnum):
     """Which script a command submits, the worst for a chain last."""
 
     OTHER = 0
@@ -69,7 +69,6 @@ class Submits:
         self._names, self._copies = set[str](), set[str]()
         for _ in range(_NESTED):
             self._names |= {name for name, values in self._values.items() if any(map(self._is_itself, values))}
-
         made = [one for one in _COPIES.findall(code) if "scontrol" in one or self._is_itself(one)]
         self._copies = {_bare(one.split()[-1]) for one in made} - {""}
 
@@ -88,7 +87,7 @@ class Submits:
 
     def worst(self, code: str) -> Submission | None:
         """Return that which is the worst for a chain; None where the code submits nothing."""
-        return max(self.found(code), key=lambda one: one.whose.value, default=None)
+        return max(self.found(code), key=lambda one: one.whose, default=None)
 
     def found(self, code: str, depth: int = 0) -> list[Submission]:
         """Return the commands that submit a job, in their order."""
@@ -133,7 +132,7 @@ class Submits:
                 inner.append(_unquoted(one.text.partition("=")[2] if ASSIGNS.match(one.text) else one.text))
             inside = [found for text in inner for found in self.found(text, depth + 1)]
             if inside:
-                yield Submission(one.start, one.end, max((o.whose for o in inside), key=lambda w: w.value), False)
+                yield Submission(one.start, one.end, max(sent.whose for sent in inside), False)
 
     def _whose(self, words: Sequence[str], fed: str) -> Whose:
         """Return whose script is submitted by an sbatch with these words. ``fed``: the code that writes to its input, or ""."""
@@ -175,7 +174,7 @@ class Submits:
         values = self._values.get(variable[1] or variable[2], []) if variable else []
         if not values:
             return Whose.UNKNOWN
-        return max((self._of_word(value, depth + 1) for value in values), key=lambda one: one.value)
+        return max(self._of_word(value, depth + 1) for value in values)
 
 
 @dataclass(frozen=True)

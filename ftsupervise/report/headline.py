@@ -193,7 +193,7 @@ def _braked(brake: Brake, last: Attempt | None) -> tuple[str, str]:
     what = detail if detail and says_all else ": ".join(filter(None, (brake.failure, detail)))
     step = f" at step {brake.step:,}" if brake.step is not None else ""
     first = brake.first()
-    do = f"W{first[1:]}. Fix the cause, then:" if first else "Fix the cause, then:"
+    do = f"{first[:1].upper()}{first[1:]}. Fix the cause, then:" if first else "Fix the cause, then:"
     if brake.failure == "hang":
         where = f"attempts/{brake.attempt:04d}/evidence"
         do = f"Fix the cause (see {where}, and launch.restart.hang if it was only slow), then:"

@@ -29,6 +29,7 @@ from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
 from ftsupervise.ranks.hang_monitor import HangMonitor
 from ftsupervise.ranks.life import LOOKED, PROCESSES, SAYS, ProcessesSeen
+from ftsupervise.ranks.rpc import kill_all
 from ftsupervise.ranks.straggler import StragglerDetector, pause_after
 from ftsupervise.ranks.taking import take_afterwards
 from ftsupervise.replicas.bounds import ENV_LIGHTHOUSE
@@ -347,7 +348,6 @@ def _answer(words: tuple[str, ...], env: Mapping[str, str]) -> str:
 
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _TOLD = (3.0, 10.0)  # seconds for the agents to pass a signal on; here it may be a process of its own
-_KILLED = 0.5  # seconds for processes here to die of SIGKILL
 _GONE_AT_ONCE = 0.1  # seconds for the agent of a node whose slurmd is gone to finish a kill
 
 
@@ -705,7 +705,7 @@ def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> RanksKille
     asked = to.allocation.ask_silent() if to.agents.remote else None
     left -= to.agents.kill(mine.folder, sorted(left), _GONE_AT_ONCE if asked else AT_ONCE)
     if left == {_here(to)}:  # a job that ends gets no step any more
-        _kill_here(mine)
+        kill_all(str(mine.folder), _here(to))
         left.clear()
     if left and asked and not left <= asked(0):  # the answer of a node that is well may take longer
         left -= to.agents.kill(mine.folder, sorted(left), AT_ONCE - _GONE_AT_ONCE)
@@ -739,17 +739,6 @@ def _tell_ranks(to: Services, folder: Path, nodes: tuple[str, ...], foreign: fro
         left -= answers.keys()
     if left or not told:
         to.allocation.tell_ranks(number, foreign, to.options.rundir.attempts)
-
-
-def _kill_here(mine: Claim) -> None:
-    """Send SIGKILL to the attempt's processes on this host; not to srun, which reports their end."""
-
-    def ranks() -> list[processes.Process]:
-        there = processes.marked(ENV_ATTEMPT_DIR).get(str(mine.folder), [])
-        sruns = processes.sruns([one.pid for one in there])
-        return [one for one in there if one.pid not in sruns]
-
-    processes.end_all(ranks, _KILLED)
 
 
 def _follower(to: Services, now: RunProgress) -> LogFollower:

@@ -215,7 +215,7 @@ class RunningCommand:
             self._end_it(Cause(CauseKind.KILL_SWITCH, text=late))
             return
         death, state = self.deaths.reported(warned=self.now.warned) or self.deaths.confirmed(), self.now.state
-        if death is not None and death.killed_by == signal.SIGTERM:
+        if death is not None and death.killed_by == signal.SIGTERM and not self.left.observes(RANKS):
             self._hear_of_the_end(by_sigterm=True)
             if self.now.state is not state:
                 return

@@ -40,7 +40,7 @@ from ftsupervise.rundir.ledger import backwards, ledger
 from ftsupervise.rundir.observing import observed_alone
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.starting_over import PercentOver, StartOver, began_again, starts_over
-from ftsupervise.rundir.switches import KILL, read_finished, read_switch
+from ftsupervise.rundir.switches import KILL, Finished, read_finished, read_switch
 from ftsupervise.rundir.watched import MOST, FiringAlert, WatchFound, read_found, write_found
 from ftsupervise.scheduler import SCHEDULERS
 from ftsupervise.scheduler.ownership import own_job_ids
@@ -416,10 +416,16 @@ def queue_findings(progress: TickProgress, now: datetime) -> list[Finding]:
 def _notify(
     seen: RunLook, journal: Journal, now: datetime, *, context: Sequence[Finding]
 ) -> tuple[RunReport, list[EventLine]]:
-    recorded = record(journal, _final(seen), seen.run.alerts, now, run_name=seen.run.name, context=context)
+    try:
+        mark, readable = read_finished(seen.rundir), True
+    except OSError:
+        mark, readable = None, False
+    findings = seen.findings if mark is None else _final(seen.findings)
+    recorded = record(journal, findings, seen.run.alerts, now, run_name=seen.run.name, context=context)
     said, news = [], [of_notice(notice, seen.rundir) for notice in recorded.notices]
     known = journal.latest
-    for event in (*_events(seen), *_groups_back(seen.rundir, known, now)):
+    events_now = _events(seen, mark) if readable else ()
+    for event in (*events_now, *_groups_back(seen.rundir, known, now)):
         if was_announced(known, event.key, event.attempt):
             continue
         before = _failed_before(seen, event)
@@ -436,13 +442,9 @@ def _notify(
     return report, news
 
 
-def _final(seen: RunLook) -> Sequence[Finding]:
-    """Return what was found; of a run that has finished, but for its disks, what is good stays good."""
-    try:
-        finished = read_finished(seen.rundir) is not None
-    except OSError:
-        finished = False
-    return [replace(one, final=finished and one.health is Health.OK and one.disk is None) for one in seen.findings]
+def _final(found: Sequence[Finding]) -> Sequence[Finding]:
+    """Return what was found of a run that has finished: what is good stays good, but for its disks."""
+    return [replace(one, final=one.health is Health.OK and one.disk is None) for one in found]
 
 
 def _failed_before(seen: RunLook, event: Notice) -> VerdictPage | None:
@@ -454,10 +456,9 @@ def _failed_before(seen: RunLook, event: Notice) -> VerdictPage | None:
     return read_page(VerdictPage, seen.rundir.attempt(last.number))
 
 
-def _events(seen: RunLook) -> tuple[Notice, ...]:
+def _events(seen: RunLook, mark: Finished | None) -> tuple[Notice, ...]:
     """The events in the ledger and the state files; () when they cannot be read this time."""
     try:
-        mark = read_finished(seen.rundir)
         launched = [one.at for one in launches(seen.rundir)]
     except OSError:
         return ()

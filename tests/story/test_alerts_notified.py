@@ -87,7 +87,7 @@ def test_an_end_and_the_restart_that_made_it_say_once_in_one_mail_that_the_run_g
 ) -> None:
     alerts = settings([mailbox(mail)])
     bad = Finding(RUN, "recovery", "attempt", Health.BAD, Severity.WARNING, "attempt 1 failed", T0)
-    good = replace(bad, health=Health.OK, summary="attempt 2 trains, from step 7")
+    good = replace(bad, health=Health.OK, summary="attempt 2 trains, from step 7", attempt=2)
     for at, number in ((0, 2), (10, 3)):
         tick(journal, alerts, minutes(at), bad)
         record(journal, [good], alerts, minutes(at + 1), run_name=RUN)

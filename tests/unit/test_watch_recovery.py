@@ -11,6 +11,7 @@ import pytest
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import IsRunning, Watch
 from ftsupervise.config.watchdogs import Recovery as Settings
+from ftsupervise.findings import Finding
 from ftsupervise.model import OUTPUT, Cause, CauseKind, Job, JobState
 from ftsupervise.rundir.attempt_pages import EndPage, write_page
 from ftsupervise.rundir.heartbeat_page import write_beat
@@ -44,9 +45,14 @@ def attempt(rundir: RunDir, number: int, ago: float, cause: str = "", first: int
         write_page(folder, EndPage(ended=at + timedelta(minutes=1), exit_code=int(code), cause=why, first_step=first))
 
 
-def look(rundir: RunDir, jobs: tuple[Job, ...] = (), **settings: object) -> tuple[Health, str]:
+def found(rundir: RunDir, jobs: tuple[Job, ...] = (), **settings: object) -> Finding:
     run = Run(name="r", run_dir=rundir.root, launch=Launch(command="true"))
     (finding,) = check(Look(run=run, rundir=rundir, now=NOW, jobs=jobs), Settings(**settings))  # type: ignore[arg-type]
+    return finding
+
+
+def look(rundir: RunDir, jobs: tuple[Job, ...] = (), **settings: object) -> tuple[Health, str]:
+    finding = found(rundir, jobs, **settings)
     return finding.health, finding.summary
 
 
@@ -171,6 +177,7 @@ def test_it_is_over_when_a_later_attempt_has_trained(rundir: RunDir) -> None:
     attempt(rundir, 1, 30, "exit 1", first=1)
     attempt(rundir, 2, 20, "warning signal", first=101)
     assert look(rundir) == (Health.OK, "attempt 2 trains, from step 101")
+    assert found(rundir).attempt == 2, "as a value: a mail with its restart says it once"
 
 
 def test_members_that_save_each_into_a_folder_of_its_own_job_are_told(rundir: RunDir) -> None:

@@ -62,7 +62,8 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
     last = failed[-1]
     since = next((a for a in attempts if a.number > last.number and a.first_step is not None), None)
     if since is not None:
-        yield _finding(look, False, f"attempt {since.number} trains, from step {since.first_step}")
+        text = f"attempt {since.number} trains, from step {since.first_step}"
+        yield _finding(look, False, text, attempt=since.number)
     elif works := _works(attempts, last):
         yield _finding(look, False, works)
     elif look.switch(KILL).up:
