@@ -233,7 +233,7 @@ def verify(run: str | None, every: bool, thoroughness: str, world: int | None, s
     from ftsupervise.checkpoints.verify import verify as judge
 
     place = place_of(run, acts=False)
-    found = checkpoints_in(place.folder, pattern=place.pattern, run=place.run)
+    found = checkpoints_in(place.folder, pattern=place.pattern, run=place.run, members=place.members)
     wanted = (place.one,) if place.one else tuple(one.path for one in found)
     if not wanted:
         raise NotFound(f"{place.folder} holds no checkpoint", hint="the run has not saved yet, or it saves elsewhere")

@@ -34,7 +34,7 @@ def checkpoints_of(place: CheckpointPlace) -> CheckpointsSeen:
     """Read nothing but names and the first lines of manifests. Raises OSError. May hang."""
     return CheckpointsSeen(
         place.folder,
-        tuple(checkpoints_in(place.folder, pattern=place.pattern)),
+        tuple(checkpoints_in(place.folder, pattern=place.pattern, members=place.members)),
         tuple(quarantined_of(place.folder, place.rundir)),
         tuple(hidden_in(place.folder, _users(place))),
         () if place.rundir is None else tuple(kept_of(place.rundir)),
